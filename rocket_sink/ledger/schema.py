@@ -103,7 +103,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
     Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body; epoch: of all rows that came in"),
 
-    Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it; of those to the deadLetterTopic, negative"),
+    Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it; of those to the deadLetterTopic, negative; 0: the error that ended a task whose topic had no route"),
     Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first; of a row that sums up a wait, the last that it stands for"),
     Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (in order: from when the row was ready for its queue), or from the attempt before, to the hand-over to a connection"),
     Column("connect_ms", "DOUBLE", (SEND,), "time spent on connecting, after queue_wait_ms; 0: the connection existed"),

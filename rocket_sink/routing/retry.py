@@ -336,6 +336,8 @@ def error_for_answer(
     text = f"{where} answered {response_code}"
     if cleaned:
         text += f": {cleaned}"
+    if error is AuthenticationError:
+        text += ". Look at the options accessKey and secretKey"
     if cleaned.startswith(_WRONG_TYPE):
         text += ". A proxy takes only messages of the topic's message.type: docs/deploy/proxy.md"
     return error(text, response_code=response_code, remark=cleaned, **facts)

@@ -5,12 +5,13 @@ and in order, because they must be durable before anything depends on them."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import OptionError
+from rocket_sink.errors import OptionError, SendError
 from rocket_sink.ledger.records import (
     GroupFacts,
     RunContext,
@@ -93,6 +94,17 @@ class LedgerRecorder:
         ]
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
+
+    def without_route(self, error: SendError, topic: str) -> None:
+        """Record the error that ends the task because its topic has no route. No request was made,
+        so the row is a wait without a broker, and its request number is 0."""
+        wait = AttemptRecord(
+            attempt=1, topic=topic, broker_name="", broker_address="", queue_id=-1,
+            queue_offset=-1, started_ms=time.time_ns() // 1_000_000, queue_wait_ms=0.0,
+            connect_ms=0.0, rtt_ms=0.0, message_count=0, body_bytes=0, wire_bytes=0,
+            outcome=error.outcome, error_code=error.code, remark=error.text,
+        )  # fmt: skip
+        self._attempts.append((wait, 0, False, None))
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         """Record the refused rows of the batch `rows` as dead letters."""

@@ -22,6 +22,7 @@ from rocket_sink.errors import (
     MessageError,
     NoRouteError,
     Outcome,
+    SendError,
 )
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_no_system_topic, with_namespace
@@ -216,10 +217,11 @@ class TaskSender:
     def _route(self, topic: str, rows: RowBatch) -> TopicPublishInfo | None:
         try:
             info = self._engine.publish_info(topic)
-        except NoRouteError as error:
+        except SendError as error:
             # The option's topic is the topic of all rows. If all became dead letters, the query
             # would consume its whole source. So fail the task.
-            if self._options.topic:
+            if self._options.topic or not isinstance(error, NoRouteError):
+                self._recorder.without_route(error, topic)
                 raise
             self._dead_letters.rows(rows, error)
             return None

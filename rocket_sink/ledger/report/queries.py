@@ -14,6 +14,7 @@ from rocket_sink.ledger.report.tables import Report
 from rocket_sink.ledger.report.values import (
     Absence,
     BrokerFigures,
+    Cause,
     DeadLetterFigures,
     EpochFigures,
     ErrorFigures,
@@ -44,6 +45,8 @@ _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, fals
 """SQL condition of a failed send of a `TableProducer`: its only attempt does not count."""
 _ISOLATIONS: Final = 50
 _ERRORS: Final = 10
+_CAUSES: Final = 1000
+"""Number of groups (topic, broker, error) in which causes are searched: the largest ones."""
 
 
 def figures(
@@ -69,7 +72,7 @@ def figures(
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read), unfolded_epochs, quarantined_files,
-        absences=_absences(read), waiting=_waiting(read) if pending else [],
+        causes=_causes(read), absences=_absences(read), waiting=_waiting(read) if pending else [],
         successors=successors(read), isolated=_isolation_sums(read), last_at=last["at"],
         series=read_series(read) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
@@ -82,6 +85,8 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
         **{name: f"sum({name})" for name in RowSums.__dataclass_fields__},
         "not_adding_up": "count(CASE WHEN NOT adds_up THEN 1 END)",
         "unconfirmed": f"count(CASE WHEN NOT confirmed AND NOT {_FAILED_SEND} THEN 1 END)",
+        "unfinished": "count(CASE WHEN NOT adds_up AND NOT confirmed AND missing_rows = 0 "
+        "THEN 1 END)",
         "failed_sends": f"count(CASE WHEN {_FAILED_SEND} THEN 1 END)",
     }
     totals = ", ".join(f"CAST({text} OVER () AS BIGINT) AS _{n}" for n, text in sums.items())
@@ -138,6 +143,31 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
     return brokers
 
 
+def _causes(read: Scoped) -> list[Cause]:
+    """Return the failures that no stored message followed, the most frequent first. A message to
+    any broker ends the failures of a topic that reached no broker."""
+    rows = read(
+        f"""SELECT coalesce(topic, '') AS topic, coalesce(broker_name, '') AS broker,
+            CASE WHEN outcome <> 'acked' THEN coalesce(error_code, upper(outcome)) END
+                AS error_code,
+            count(*) AS attempts, max(at) AS last_at, coalesce(max_by(remark, at), '') AS remark
+        FROM latest_answers WHERE {read.where}
+        GROUP BY 1, 2, 3 ORDER BY attempts DESC, 1, 2, 3 LIMIT {_CAUSES}"""
+    )
+    stored = [row for row in rows if row["error_code"] in (None, "ACKED_DEGRADED")]
+    return [
+        Cause(**row)
+        for row in rows
+        if row["error_code"] is not None
+        and not any(
+            success["topic"] == row["topic"]
+            and row["broker"] in ("", success["broker"])
+            and success["last_at"] > row["last_at"]
+            for success in stored
+        )
+    ]
+
+
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
     """Return {broker: sorted pairs (latency class, weight)}."""
     histograms: dict[str, list[tuple[int, float]]] = {}
@@ -153,6 +183,8 @@ _UNREACHABLE: Final = ("CONNECT", "CONNECTION_LOST", "UNKNOWN_HOST", "NO_ROUTE",
 """Error codes of a broker that cannot be reached."""
 _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
+_NO_ANSWER: Final = f"NOT {STORED} AND response_code IS NULL AND error_code IN {_SILENT}"
+"""SQL condition of an attempt that the broker gave no answer to."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
 """Number of brokers that are searched for outages: those with the most failed attempts."""
@@ -168,7 +200,7 @@ _ONE_OUTAGE_US: Final = 10_000_000
 def _absences(read: Scoped) -> list[Absence]:
     brokers = read(
         f"""SELECT broker_name AS broker, count(*) AS attempts FROM latest_answers
-        WHERE NOT {STORED} AND error_code IN {_SILENT} AND broker_name <> '' AND {read.where}
+        WHERE {_NO_ANSWER} AND broker_name <> '' AND {read.where}
         GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_ABSENT}"""
     )
     if not brokers:
@@ -192,7 +224,7 @@ def _absences(read: Scoped) -> list[Absence]:
                     SELECT broker_name AS broker, error_code, at, {STORED} AS is_stored,
                         max({before} AS stored_at, min({after} AS back_at
                     FROM latest_answers
-                    WHERE ({of_them}) AND ({STORED} OR error_code IN {_SILENT}) AND {read.where}
+                    WHERE ({of_them}) AND ({STORED} OR {_NO_ANSWER}) AND {read.where}
                 ) a WHERE NOT is_stored
             ) f
         ) o GROUP BY broker, outage, error_code"""

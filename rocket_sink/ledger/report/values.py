@@ -81,6 +81,8 @@ class Totals(RowSums):
     epochs: int = 0
     not_adding_up: int = 0
     unconfirmed: int = 0
+    unfinished: int = 0
+    """Epochs whose tasks failed or were cut off, and have not run again; no row is missing."""
     failed_sends: int = 0
     """Sends of a `TableProducer` that ended with an error to their callers."""
 
@@ -141,6 +143,19 @@ class ErrorFigures:
     first_at: dt.datetime
     last_at: dt.datetime
     example: str
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A failure that still holds: since `last_at`, the broker has stored nothing of the topic. An
+    empty `broker` stands for attempts that reached none. `remark` is the last one."""
+
+    error_code: str
+    topic: str
+    broker: str
+    attempts: int
+    last_at: dt.datetime
+    remark: str
 
 
 @dataclass(frozen=True)
@@ -211,7 +226,8 @@ class Figures:
     """The figures of a report. The lists of epochs and isolations have only the last ones.
 
     `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
-    without Spark does not fold. Only `absences`, `isolated` and `last_at` include them.
+    without Spark does not fold. Only `causes`, `absences`, `isolated` and
+    `last_at` include them.
     `quarantined_files` are damaged, and their rows are in no figure."""
 
     ledger: str
@@ -225,6 +241,7 @@ class Figures:
     errors: list[ErrorFigures] = field(default_factory=list)
     unfolded_epochs: int = 0
     quarantined_files: int = 0
+    causes: list[Cause] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
     successors: list[Successor] = field(default_factory=list)

@@ -13,7 +13,8 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from rocket_sink.ledger.report.values import BrokerFigures, Figures, Finding
+from rocket_sink.ledger.report.causes import CAUSES
+from rocket_sink.ledger.report.values import BrokerFigures, Cause, Figures, Finding
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import clean, counted
 
@@ -24,6 +25,8 @@ SLOW_MS: Final = 50.0
 """A broker is slow if its p99 is `SLOW_TIMES` the median of the others, and `SLOW_MS` above it."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
+_REMARK: Final = 160
+"""Number of characters that a finding shows of a broker's remark."""
 _name: Final = partial(clean, max_chars=80)
 
 Case = Mapping[str, object]
@@ -114,6 +117,36 @@ def _nonzero(
             yield {name: counted(count, noun, singular, plural)}
 
     return condition
+
+
+def _causes(facts: Figures) -> Iterator[Case]:
+    """Yield the failures that hold, once per code, if rows still suffer from them: an epoch or a
+    send failed, or dead letters with the code are pending. Leave out brokers that are away, because
+    other findings report them."""
+    absent, totals = _absent_brokers(facts), facts.totals
+    pending = {letters.error_code for letters in facts.dead_letters if letters.pending}
+    is_cut = bool(totals.unfinished or totals.failed_sends)
+    by_code: dict[str, list[Cause]] = {}
+    for cause in facts.causes:
+        is_felt = is_cut or cause.error_code in pending
+        if is_felt and cause.error_code in CAUSES and cause.broker not in absent:
+            by_code.setdefault(cause.error_code, []).append(cause)
+    for code, causes in by_code.items():
+        first, (says, remedy) = causes[0], CAUSES[code]
+        brokers = list(dict.fromkeys(cause.broker for cause in causes if cause.broker))
+        more = f" and {counted(len(brokers) - 1, 'other broker')}" if len(brokers) > 1 else ""
+        names = {
+            "broker": _name(brokers[0]) + more if brokers else "the broker",
+            "topic": f"the topic {_name(first.topic)}" if first.topic else "the topic",
+        }
+        then = ", then start the query again" if totals.unfinished else ""
+        if code in pending:
+            then += f", then `{backfill_command(facts.ledger)}`"
+        remark = f": {clean(first.remark, max_chars=_REMARK)}" if first.remark else ""
+        yield {
+            "says": says.format_map(names), "code": f"{code}{remark}",
+            "since": moment(first.last_at), "remedy": remedy.format_map(names) + then,
+        }  # fmt: skip
 
 
 def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
@@ -219,7 +252,8 @@ def _slow(facts: Figures) -> Iterator[Case]:
 
 def _replays(facts: Figures) -> Iterator[Case]:
     totals = facts.totals
-    if attempts := totals.superseded_attempts - totals.failed_sends:
+    attempts = totals.superseded_attempts - totals.failed_sends
+    if attempts and totals.superseded_rows:
         yield {
             "attempts": counted(attempts, "task attempt", "was", "were"),
             "rows": counted(totals.superseded_rows, "row"),
@@ -235,6 +269,7 @@ def _successors(facts: Figures) -> Iterator[Case]:
 
 
 RULES: Final = (
+    Rule("sends_fail", "problem", _causes, "{says} ({code}), last at {since}", "{remedy}"),
     Rule("broker_left_route", "problem", partial(_away, left_route=True),
          "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
     Rule("broker_unreachable", "problem", partial(_away, left_route=False),
@@ -248,10 +283,14 @@ RULES: Final = (
          "{files} put aside: the rows in there are in no figure",
          "look into {ledger}/_spool/_quarantine"),
     Rule("epochs_do_not_add_up", "problem",
-         _nonzero("epochs", lambda f: 0 if f.totals.missing_rows else f.totals.not_adding_up,
-                  "epoch", "does", "do"),
+         _nonzero("epochs", lambda f: 0 if f.totals.missing_rows else
+                  f.totals.not_adding_up - f.totals.unfinished, "epoch", "does", "do"),
          "{epochs} not add up: some of the rows that came in have no outcome in any account",
          "`{show} --where 'NOT adds_up'`"),
+    Rule("epochs_unfinished", "problem",
+         _nonzero("epochs", lambda f: f.totals.unfinished, "epoch"),
+         "{epochs} failed or ended early, and did not run again: some of the rows were not sent",
+         "start the query again from its checkpoint, or write the batch again"),
     Rule("keys_wait", "problem", _keys_wait,
          "{rows} of {keys} for a backfill, in strict order, the oldest since {oldest}",
          "`{backfill}`"),
@@ -296,7 +335,7 @@ RULES: Final = (
          _nonzero("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
     Rule("replays", "note", _replays,
-         "{attempts} run again: {rows} sent before may be there twice"),
+         "{attempts} run again or cut off: {rows} sent before may be there twice"),
     Rule("broker_was_away", "note", _was_away,
          "{broker} could not be reached {times}from {since} to {back} ({cause})"),
     Rule("broker_was_isolated", "note", partial(_isolated, still=False),
