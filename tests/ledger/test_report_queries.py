@@ -19,6 +19,7 @@ from rocket_sink.ledger.records import (
     send_rows,
 )
 from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.ledger.report.values import ResentFigures
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.routing.fault import Isolation
 
@@ -61,7 +62,7 @@ def test_two_outages_are_two(tmp_path: Path) -> None:
     assert lengths == [40.0, 30.0]
     assert [a.stored_elsewhere for a in report.absences] == [40, 30]
     (line,) = [str(finding) for finding in report.verdict if finding.name == "broker_was_away"]
-    assert "2 times, 70.0 s in all, the last from 2026-03-01 13:53:00 UTC" in line
+    assert "2 times, at most 70.0 s in all, the last from 2026-03-01 13:53:00 UTC" in line
 
 
 def test_penalties_that_overlap_are_one_isolation(tmp_path: Path) -> None:
@@ -230,3 +231,24 @@ def test_a_query_whose_checkpoint_may_have_been_deleted_is_told(
     assert [f.name for f in report.verdict if f.level != "note"] == (
         ["query_began_again"] if successors else ["all_is_well"]
     )
+
+
+def test_resent_letters_are_stored_and_late_keys_are_counted(tmp_path: Path) -> None:
+    """Letters of two keys fail in epoch 0, epoch 1 is stored, and then a backfill sends them."""
+    first, second = context(), context(epoch=1, task_attempt_id=11)
+    keys = ("a", "a", "b", None)
+    lost = [letter(first, sharding_key=pa.array([key], pa.string())) for key in keys]
+    parked = letter(first, sharding_key=pa.array(["c"]))
+    rows = [
+        *(at(batch, START) for batch in (*lost, parked)),
+        at(accounts(first, acked=5, dead=5), START), at(confirmed(first, 10), START),
+        at(accounts(second, acked=10), START + dt.timedelta(seconds=10)),
+        at(confirmed(second, 10), START + dt.timedelta(seconds=10)),
+    ]  # fmt: skip
+    for batch, resolution in [*((each, "resent") for each in lost), (parked, "dropped")]:
+        settled = {"letter_id": batch.column("letter_id"), "resolution": resolution}
+        done = resolution_rows(settled, context(query_id="backfill"))
+        rows.append(at(done, START + dt.timedelta(seconds=20)))
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert report.resent == ResentFigures(rows=4, late_rows=3, late_keys=2)
+    assert report.verdict[0].text.startswith("All is well: 19 rows of 2 epochs are stored, 4 of")

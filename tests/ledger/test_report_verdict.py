@@ -18,6 +18,7 @@ from rocket_sink.ledger.report.values import (
     DeadLetterFigures,
     Figures,
     IsolationSums,
+    ResentFigures,
     Successor,
     Totals,
     WaitFigures,
@@ -62,13 +63,16 @@ def isolated(end: dt.datetime) -> dict[str, Any]:
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("broker_left_route", {"absences": [GONE], "waiting": [WAITS]},
-     ("broker-b left the route at 2024-05-06 14:15:03 UTC and is not back; 300 rows of 6 keys wait "
-     f"for it; next: start broker-b, then {BACKFILL}")),
+     ("broker-b left the route at 2024-05-06 14:15:03 UTC, and nothing was stored there since; the "
+     "last attempt failed at 2024-05-06 14:15:03 UTC; 300 rows of 6 keys wait for it; next: start "
+     f"broker-b if it is not back, then {BACKFILL}")),
     ("broker_left_route", {"absences": [GONE]},
-     "broker-b left the route at 2024-05-06 14:15:03 UTC and is not back; next: start broker-b"),
+     ("broker-b left the route at 2024-05-06 14:15:03 UTC, and nothing was stored there since; the "
+     "last attempt failed at 2024-05-06 14:15:03 UTC; next: start broker-b if it is not back")),
     ("broker_unreachable", {"absences": [replace(GONE, left_route=False, cause="CONNECT")]},
-     ("broker-b has stored nothing since 2024-05-06 14:15:03 UTC (CONNECT) and is not back; "
-     "next: start broker-b, or mend the way to it")),
+     ("broker-b has stored nothing since 2024-05-06 14:15:03 UTC (CONNECT); the last attempt "
+     "failed at 2024-05-06 14:15:03 UTC; next: if it is not back, start broker-b, or mend the way to "
+     "it")),
     ("rows_missing", totals(missing_rows=17, not_adding_up=1),
      ("no accounts have 17 rows that Spark handed to tasks: the workers wrote to another folder "
      "than this ledger's, or files are gone; next: `rocket-sink ledger show epochs --ledger "
@@ -133,14 +137,18 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("replays", totals(superseded_attempts=1, superseded_rows=50),
      "1 task attempt was run again or cut off: 50 rows sent before may be there twice"),
     ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},
-     ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:25:03 UTC "
-     "(INVALID_QUEUE)")),
+     ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:15:03 UTC "
+     "(INVALID_QUEUE); the next message was stored there at 2024-05-06 14:25:03 UTC")),
     ("broker_was_away", {"absences": [
         replace(GONE, back_at=AT + dt.timedelta(seconds=40), left_route=False),
         replace(GONE, since=LATER, back_at=LATER + dt.timedelta(seconds=30), left_route=False),
      ]},
-     ("broker-b could not be reached 2 times, 70.0 s in all, the last from 2024-05-06 14:25:03 UTC "
-     "to 2024-05-06 14:25:33 UTC (INVALID_QUEUE)")),
+     ("broker-b could not be reached 2 times, at most 70.0 s in all, the last from 2024-05-06 "
+     "14:25:03 UTC to 2024-05-06 14:15:03 UTC (INVALID_QUEUE); the next message was stored there "
+     "at 2024-05-06 14:25:33 UTC")),
+    ("keys_late", {"resent": ResentFigures(300, 250, 10)},
+     ("250 rows of 10 keys were stored by a backfill after later epochs: without "
+     "onPendingKey=hold, they are behind later rows of their keys")),
     ("broker_was_isolated", isolated(LATER),
      ("broker-b was isolated 12 times, 3.2 min in all, the last at 2024-05-06 14:15:03 UTC "
      "(LATENCY)")),
@@ -194,6 +202,10 @@ def test_all_is_well() -> None:
     assert str(found) == (
         "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most 13 "
         "ms; last send 2024-05-06 14:25:03 UTC"
+    )
+    backfilled = verdict(replace(HEALTHY, resent=ResentFigures(500)))[0]
+    assert backfilled.text.startswith(
+        "All is well: 1,500 rows of 3 epochs are stored, 500 of them by a backfill, and none waits;"
     )
     (sends,) = verdict(replace(HEALTHY, totals=Totals()))
     assert "0 rows" not in sends.text and sends.text.startswith("All is well: no epoch")

@@ -60,9 +60,7 @@ CAUSES: Final[dict[str, Remedy]] = {
     "SERVICE_NOT_AVAILABLE": Remedy(
         "{broker} takes no messages", "look at the disk and the role of {broker}, and at its log"
     ),
-    "BROKER_BUSY": Remedy(
-        "{broker} is too busy", "look at the disk and page cache of {broker}"
-    ),
+    "BROKER_BUSY": Remedy("{broker} is too busy", "look at the disk and page cache of {broker}"),
     "GO_AWAY": Remedy("{broker} shuts down", "start {broker}"),
     "NOT_STORED": Remedy("{broker} cannot store messages", _LOG + " and its disk"),
     "BROKER_ERROR": Remedy("{broker} answers with an error", _LOG),

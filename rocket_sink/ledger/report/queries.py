@@ -20,6 +20,7 @@ from rocket_sink.ledger.report.values import (
     ErrorFigures,
     IsolationFigures,
     IsolationSums,
+    ResentFigures,
     RowSums,
     Successor,
     Totals,
@@ -65,7 +66,7 @@ def figures(
     totals, last_epochs = _epochs(read, epochs)
     count, events = _isolations(read)
     brokers, letters = _brokers(read), _dead_letters(read)
-    pending = any(d.pending for d in letters)
+    pending, resolved = any(d.pending for d in letters), any(d.resolved for d in letters)
     (last,) = read(
         f"SELECT max(at) AS at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )
@@ -73,7 +74,8 @@ def figures(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read), unfolded_epochs, quarantined_files,
         causes=_causes(read), absences=_absences(read), waiting=_waiting(read) if pending else [],
-        successors=successors(read), isolated=_isolation_sums(read), last_at=last["at"],
+        resent=_resent(read) if resolved else ResentFigures(), successors=successors(read),
+        isolated=_isolation_sums(read), last_at=last["at"],
         series=read_series(read) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
@@ -302,6 +304,28 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
         ) k WHERE letters > 0 GROUP BY broker ORDER BY letters DESC, broker"""
     )
     return [WaitFigures(*row.values()) for row in rows]
+
+
+def _resent(read: Scoped) -> ResentFigures:
+    """Return how many dead letters a backfill has stored, and how many of them came late."""
+    is_late = "sharding_key IS NOT NULL AND later_at < resent_at"
+    (row,) = read(
+        f"""SELECT count(*) AS rows, count(CASE WHEN {is_late} THEN 1 END) AS late_rows,
+            count(DISTINCT CASE WHEN {is_late} THEN concat(topic, chr(1), sharding_key) END)
+                AS late_keys
+        FROM (SELECT * FROM counted_letters WHERE reason <> 'consumer' AND {read.where}) l
+        JOIN (
+            SELECT letter_id, max(at) AS resent_at FROM resolutions
+            WHERE resolution = 'resent' GROUP BY letter_id
+        ) r USING (letter_id)
+        LEFT JOIN (
+            SELECT query_id, epoch, min(CASE WHEN acked + degraded > 0 THEN at END) OVER (
+                PARTITION BY query_id ORDER BY epoch
+                ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
+            ) AS later_at FROM epochs
+        ) e ON l.query_id = e.query_id AND l.epoch = e.epoch"""
+    )
+    return ResentFigures(**row)
 
 
 def _isolations(read: Scoped) -> tuple[int, list[IsolationFigures]]:

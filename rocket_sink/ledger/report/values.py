@@ -188,6 +188,16 @@ class WaitFigures:
 
 
 @dataclass(frozen=True)
+class ResentFigures:
+    """Dead letters that a backfill has stored. `late_rows` of `late_keys` have a sharding key, and
+    their query had stored a later epoch before the backfill."""
+
+    rows: int = 0
+    late_rows: int = 0
+    late_keys: int = 0
+
+
+@dataclass(frozen=True)
 class Successor:
     """A streaming query without `appId` that began a topic from epoch 0 after another query had
     stopped writing to it. Both may be one query whose checkpoint was deleted."""
@@ -244,6 +254,7 @@ class Figures:
     causes: list[Cause] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
+    resent: ResentFigures = ResentFigures()
     successors: list[Successor] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None

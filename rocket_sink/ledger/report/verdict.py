@@ -88,10 +88,13 @@ def _well(facts: Figures) -> Finding:
         of = "this part of the ledger" if facts.scope != Scope() else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
     brokers = _brokers(facts)
-    rows = totals.acked + totals.degraded
+    resent = facts.resent.rows
+    rows = totals.acked + totals.degraded + resent
     stored = (
         f"{counted(rows, 'row')} of {counted(totals.epochs, 'epoch', 'is', 'are', of=rows)} stored"
     )
+    if resent:
+        stored += f", {resent:,} of them by a backfill,"
     if not totals.epochs:
         stored = "no epoch is in it, only sends as those of a backfill,"
     text = f"All is well: {stored} and none waits"
@@ -158,7 +161,8 @@ def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
         waiting = f"{counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)}"
         yield {
             "broker": _name(absence.broker), "since": moment(absence.since),
-            "cause": _name(absence.cause), "held": f"; {waiting} for it" if waits else "",
+            "last": moment(absence.last_failed_at), "cause": _name(absence.cause),
+            "held": f"; {waiting} for it" if waits else "",
             "then": f", then `{backfill_command(facts.ledger)}`" if waits else "",
         }  # fmt: skip
 
@@ -173,8 +177,9 @@ def _was_away(facts: Figures) -> Iterator[Case]:
         yield {
             "broker": _name(broker), "since": moment(last.since),
             "back": moment(last.back_at or last.last_failed_at),
-            "times": f"{counted(len(outages), 'time')}, {_seconds(length_s)} in all, the last "
-            if len(outages) > 1 else "",
+            "last": moment(last.last_failed_at),
+            "times": f"{counted(len(outages), 'time')}, at most {_seconds(length_s)} in all, "
+            "the last " if len(outages) > 1 else "",
             "cause": _name(last.cause),
         }  # fmt: skip
 
@@ -260,6 +265,14 @@ def _replays(facts: Figures) -> Iterator[Case]:
         }
 
 
+def _late(facts: Figures) -> Iterator[Case]:
+    resent = facts.resent
+    if resent.late_rows:
+        yield {
+            "rows": counted(resent.late_rows, "row"), "keys": counted(resent.late_keys, "key"),
+        }  # fmt: skip
+
+
 def _successors(facts: Figures) -> Iterator[Case]:
     for successor in facts.successors[-1:]:
         yield {
@@ -271,10 +284,12 @@ def _successors(facts: Figures) -> Iterator[Case]:
 RULES: Final = (
     Rule("sends_fail", "problem", _causes, "{says} ({code}), last at {since}", "{remedy}"),
     Rule("broker_left_route", "problem", partial(_away, left_route=True),
-         "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
+         "{broker} left the route at {since}, and nothing was stored there since; the last attempt "
+         "failed at {last}{held}", "start {broker} if it is not back{then}"),
     Rule("broker_unreachable", "problem", partial(_away, left_route=False),
-         "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
-         "start {broker}, or mend the way to it{then}"),
+         "{broker} has stored nothing since {since} ({cause}); the last attempt failed at "
+         "{last}{held}",
+         "if it is not back, start {broker}, or mend the way to it{then}"),
     Rule("rows_missing", "problem", _nonzero("rows", lambda f: f.totals.missing_rows, "row"),
          "no accounts have {rows} that Spark handed to tasks: the workers wrote to another folder "
          "than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
@@ -334,10 +349,14 @@ RULES: Final = (
     Rule("duplicates_announced", "note",
          _nonzero("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
+    Rule("keys_late", "note", _late,
+         "{rows} of {keys} were stored by a backfill after later epochs: without "
+         "onPendingKey=hold, they are behind later rows of their keys"),
     Rule("replays", "note", _replays,
          "{attempts} run again or cut off: {rows} sent before may be there twice"),
     Rule("broker_was_away", "note", _was_away,
-         "{broker} could not be reached {times}from {since} to {back} ({cause})"),
+         "{broker} could not be reached {times}from {since} to {last} ({cause}); the next message "
+         "was stored there at {back}"),
     Rule("broker_was_isolated", "note", partial(_isolated, still=False),
          "{broker} was isolated {times}, {length} in all, the last at {since} ({cause})"),
     Rule("epochs_unconfirmed", "note",
