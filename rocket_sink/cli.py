@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "backfill": "Send the pending dead letters of a ledger again, or the rows of any table, once.",
     "dlq": "Look into the dead letters of consumer groups, export them, send them again.",
     "transactions": "List and settle open transactions of a ledger, and answer for them.",
+    "verify": "Check that each acknowledged message is in its topic once.",
     "report": "Show what a ledger says about sends, failures and brokers.",
     "tune": "Suggest latency options by what a ledger has recorded.",
     "ledger": "Fold, show and maintain a ledger.",

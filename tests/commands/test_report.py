@@ -198,3 +198,4 @@ def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:
     start = text.index(">", text.index('id="data"')) + 1
     data = json.loads(text[start : text.index("</script>", start)])
     assert data["report"] == done.json()
+    assert f"rocket-sink verify --ledger {ledger}" in text

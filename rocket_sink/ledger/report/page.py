@@ -107,6 +107,7 @@ def page_html(
         verdict="".join(map(finding_html, figures["verdict"])), tiles=_tiles(figures),
         charts="" if series is None else _charts(drawn=bool(library)),
         what_if="" if tuning is None else _what_if(tuning, scope, figures["ledger"]),
+        verify=_text(f"rocket-sink verify --ledger {shlex.quote(figures['ledger'])} -n {servers}"),
         tables="".join(map(table_html, tables)), version=__version__,
         library=f'<script type="module">{library}</script>' if library else "", data=_json(data),
     )  # fmt: skip

@@ -268,13 +268,15 @@ class Admin:
         return sum(self.max_offset(queue) - self.min_offset(queue) for queue in queues)
 
     def query_by_unique_key(
-        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
-    ) -> list[StoredMessage]:
-        """Return the stored messages with this client id from all brokers; without `bodies`, their
-        bodies are empty. Raise RemoteProtocolError if the messages exceed 64 MiB of memory."""
+        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True,
+        indexed_as: str = "",
+    ) -> list[StoredMessage]:  # fmt: skip
+        """Return the stored messages with this client id from all brokers of the topic; without
+        `bodies`, their bodies are empty. `indexed_as` is the system topic in which brokers keep
+        the message. Raise RemoteProtocolError if the messages exceed 64 MiB of memory."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(
-            topic=topic, key=message_id, max_num=max_messages, unique_key=True
+            topic=indexed_as or topic, key=message_id, max_num=max_messages, unique_key=True
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:

@@ -1,0 +1,161 @@
+"""`rocket-sink verify`: compare a topic's messages with a ledger, or with the keys of a table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rocket_sink.commands.common.base import Command, json_option
+from rocket_sink.commands.common.ledger_input import opened, quick_ledger
+from rocket_sink.commands.common.output import line, note, print_json, show, table
+from rocket_sink.commands.common.sink_input import resolved_options, sink_options
+from rocket_sink.commands.common.spark_input import spark_options
+from rocket_sink.errors import LedgerError, MissingPackageError
+from rocket_sink.ledger.sql import Query, Scope, with_full_id
+from rocket_sink.producer.engine.stored_check import topics_of
+from rocket_sink.text import clean
+
+if TYPE_CHECKING:
+    from rocket_sink.ledger.query.verify import StoredPlaces, Verification
+    from rocket_sink.producer.admin.admin import Admin
+
+_FIGURES: Final = (
+    "acknowledged", "found", "missing", "twice", "not_due", "expired", "unacknowledged",
+    "unchecked", "foreign",
+)  # fmt: skip
+_MEANING: Final = {
+    "acknowledged": "rows that the ledger says are stored",
+    "found": "messages at their places",
+    "missing": "messages that the topic does not have",
+    "twice": "further copies of messages that were found",
+    "not_due": "delayed messages that wait at their brokers",
+    "expired": "messages of a part that retention has deleted",
+    "unacknowledged": "messages of the ledger's queries without an answer that counts",
+    "unchecked": "delayed or half messages whose ids do not tell their batch",
+    "foreign": "messages of other producers",
+}
+_OF_TABLE: Final = {
+    "acknowledged": "rows of the table", "found": "messages with their keys",
+    "missing": "rows without a message", "twice": "more messages than rows have their key",
+    "foreign": "messages whose key no row has",
+}  # fmt: skip
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink verify --ledger ledger/ -n 127.0.0.1:9876 -t flights
+    rocket-sink verify -t orders --path orders.parquet --key order_id""",
+)
+@sink_options("nameServer", "topic", "ledger")
+@click.option("--query", metavar="ID", help="Only rows of this query (the start of its id).")
+@click.option("--path", metavar="FILES", help="Parquet, CSV or JSON files to compare keys with.")
+@click.option("--key", metavar="COLUMN", help="The column of --path that messages have as key.")
+@spark_options
+@json_option
+def verify(
+    query: str | None, path: str | None, key: str | None, as_json: bool, **spark: Any
+) -> int:
+    """Check that each acknowledged message is in its topic once.
+
+    Reads whole topics, by the offsets and ids that the ledger has. Stop the query before, or rows
+    that are stored meanwhile count as foreign. Exits 0 only if all adds up.
+    """
+    options = resolved_options()
+    if bool(path) != bool(key) or bool(path) == bool(options.ledger):
+        raise click.UsageError("give --ledger PATH, or --path FILES and --key COLUMN")
+    if path and not options.topic:
+        raise click.UsageError("which topic? give --topic NAME")
+    from importlib.util import find_spec
+
+    from rocket_sink.producer.admin.admin import Admin
+
+    if find_spec("duckdb") is None:
+        raise MissingPackageError(
+            "verify needs DuckDB: pip install 'rocket-sink[fast]'", package="duckdb"
+        )
+    with Admin(options) as admin:
+        if path and key:
+            topic = options.topic
+            results = [_stored(admin, topic, lambda own: own.compare_keys(topic, path, key))]
+        else:
+            results = _of_ledger(admin, options.ledger, options.topic, query, spark)
+    if as_json:
+        print_json([{**asdict(result), "adds_up": result.adds_up} for result in results])
+    else:
+        for result in results:
+            _show(result, _OF_TABLE if path else _MEANING)
+    return 0 if all(result.adds_up for result in results) else 1
+
+
+def _of_ledger(
+    admin: Admin, path: str, topic: str, query_id: str | None, spark: dict[str, Any]
+) -> list[Verification]:
+    with contextlib.ExitStack() as stack:
+        quick = quick_ledger(path, *spark.values())
+        if quick is not None:
+            if quick.unfolded_epochs:
+                raise LedgerError(
+                    f"{quick.unfolded_epochs} epochs are not folded yet, so their rows would count "
+                    f"as foreign; run `rocket-sink ledger fold --ledger {clean(path)}` first",
+                    path=path,
+                )
+            query: Query = quick.query
+        else:
+            from rocket_sink.ledger.views import reader
+
+            session, ledger = stack.enter_context(opened("verify", path, **spark))
+            query = reader(ledger.rows(session))
+        from rocket_sink.ledger.query.verify import sent_topics
+
+        whole_id = with_full_id(Scope(query_id), query, path).query_id
+        topics = [topic] if topic else sent_topics(query)
+        if not topics:
+            note("the ledger has no stored message: there is nothing to verify")
+
+        def of(name: str) -> Verification:
+            def is_waiting(ids: Sequence[str]) -> set[str]:
+                return {each for each in ids if _waits(admin, name, each)}
+
+            return _stored(
+                admin, name, lambda places: places.compare(query, name, is_waiting, whole_id)
+            )
+
+        return [of(name) for name in topics]
+
+
+def _waits(admin: Admin, topic: str, message_id: str) -> bool:
+    """Return whether a broker of the topic keeps the message until its time."""
+    look_up = partial(admin.query_by_unique_key, topic, message_id, bodies=False)
+    return any(look_up(indexed_as=hidden) for hidden in topics_of(topic, timed=True)[1:])
+
+
+def _stored(
+    admin: Admin, topic: str, compare: Callable[[StoredPlaces], Verification]
+) -> Verification:
+    """Read the whole topic, and return the result of the comparison."""
+    from rocket_sink.ledger.query.verify import StoredPlaces
+
+    admin.await_dispatched(topic)
+    with contextlib.closing(StoredPlaces()) as places:
+        for queue in admin.queues(topic):
+            least = admin.min_offset(queue)
+            places.add(queue.broker_name, queue.queue_id, least, admin.read_queue(queue, least))
+        return compare(places)
+
+
+def _show(result: Verification, meanings: dict[str, str]) -> None:
+    rows = [
+        (name.replace("_", " "), getattr(result, name), meanings[name])
+        for name in _FIGURES
+        if name in meanings and (getattr(result, name) or name in _OF_TABLE)
+    ]
+    show(table(f"topic {clean(result.topic)}", ("", "messages", "what"), rows))
+    for name, examples in result.examples.items():
+        line(f"{name.replace('_', ' ')}: {', '.join(map(clean, examples))}, ...")
+    line("It adds up." if result.adds_up else "It does not add up.")
