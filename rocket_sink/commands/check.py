@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.admin.admin import Admin
 
 _RECENT = dt.timedelta(days=1)
-"""A missing broker is reported only if its last send in the ledger is younger than this."""
+"""A missing broker is a fault only if its last send in the ledger is younger than this."""
 _DISK_FULL = 0.9
 """Used part of a disk above which a broker may refuse messages (the highest value of
 DefaultMessageStore.getDiskSpaceWarningLevelRatio)."""
@@ -73,7 +73,8 @@ class Finding:
 def check(as_json: bool) -> int:
     """Check whether name servers, brokers and topic are ready.
 
-    Nothing is sent. Exits 0 only if no check failed.
+    Nothing is sent. Exits 0 only if no check failed. Name servers forget a dead broker after two
+    minutes: give --ledger, which knows the brokers of its sends.
     """
     options = resolved_options()
     findings = list(look(options))
@@ -204,7 +205,7 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
             except NoRouteError:
                 if behind_proxy:
                     raise
-                yield _missing(admin, options)
+                yield from _missing(admin, options)
                 return
             yield _routed(topic, route, len(route.brokers if behind_proxy else admin.cluster()))
             if behind_proxy:
@@ -219,19 +220,23 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
         yield Finding(f"topic {topic}", "fail", str(error))
 
 
-def _missing(admin: Any, options: SinkOptions) -> Finding:
+def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
+    """Report a topic that does not exist. Ask the brokers that would make it, because they check
+    the credentials, which name servers do not."""
     subject = f"topic {options.topic}"
     template = options.template_topic
     if not template:
-        return Finding(subject, "fail", f"does not exist, and {NO_TEMPLATE}")
+        yield Finding(subject, "fail", f"does not exist, and {NO_TEMPLATE}")
+        return
     try:
         route = admin.topic_route(template)
     except RocketSinkError:
-        return Finding(
+        yield Finding(
             subject, "fail",
             f"does not exist, and no broker makes topics by itself ({template} has no route): "
             "create it with mqadmin updateTopic, or rocket-sink cluster topic",
         )  # fmt: skip
+        return
     brokers = " or ".join(sorted(queue.broker_name for queue in route.queues))
     only = (
         ", and on no other: create it on all with mqadmin updateTopic, or rocket-sink cluster topic"
@@ -239,7 +244,10 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
         else ""
     )
     text = f"does not exist; the first send makes it on {brokers}{only}"
-    return Finding(subject, "note", text + admin.name_hint(options.topic))
+    yield Finding(subject, "note", text + admin.name_hint(options.topic))
+    of_template = options.with_(topic=template, namespace="", allowSystemTopics=True)
+    for broker in route.brokers:
+        yield _tried(f"broker {broker.name}", _broker, admin, of_template, route, broker)
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
@@ -263,9 +271,10 @@ def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Findin
     for row in rows.to_pylist():
         if row["topic"] == topic and row["broker_name"] not in named:
             yield Finding(
-                f"broker {row['broker_name']}", "note",
-                f"is missing from the topic's route, and the ledger has sends to it until "
-                f"{row['last']:%Y-%m-%d %H:%M:%S} UTC: start it, unless it was taken away for good",
+                f"broker {row['broker_name']}", "fail",
+                f"is away: it is missing from the topic's route, and the ledger has sends to it "
+                f"until {row['last']:%Y-%m-%d %H:%M:%S} UTC: start it. If it was taken away for "
+                f"good, this is no fault a day after that send",
             )  # fmt: skip
 
 
@@ -278,7 +287,8 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
         reason = "no broker has a master" if writable else "no broker may be written to"
         return Finding(f"topic {topic}", "fail", f"has no queue to write to: {reason}")
     away = len(route.queues) - len(usable)
-    text = f"{counted(count, 'writable queue')} on {len(usable)} of {counted(known, 'broker')}"
+    brokers = f"{len(usable)} of {counted(known, 'registered broker')}"
+    text = f"{counted(count, 'writable queue')} on {brokers}"
     return Finding(
         f"topic {topic}", "note" if away else "ok",
         text + (f"; {away} without master or write permission" if away else ""),

@@ -29,7 +29,10 @@ def test_the_first_line_says_that_there_is_a_proxy(
     assert "RocketMQ proxy" in findings[0]["text"]
     assert code == (state == "fail")
     [topic] = [finding for finding in findings if finding["what"] == "topic t"]
-    assert (topic["state"], topic["text"]) == ("ok", "8 writable queues on 2 of 2 brokers")
+    assert (topic["state"], topic["text"]) == (
+        "ok",
+        "8 writable queues on 2 of 2 registered brokers",
+    )
 
 
 def test_other_commands_name_the_page(capsys: pytest.CaptureFixture[str]) -> None:

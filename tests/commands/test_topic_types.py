@@ -85,13 +85,13 @@ def test_a_broker_that_left_the_route_is_named(
         cluster.forget_brokers()
         cluster.register("broker-a")
         arguments = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", ledger]
-        assert cli.main(arguments) == 0
+        assert cli.main(arguments) == 1
     out = capsys.readouterr().out
     lines = [line.split(maxsplit=1) for line in out.splitlines()]
-    assert [line[1].partition("  ")[0] for line in lines if line[:1] == ["note"]] == [
+    assert [line[1].partition("  ")[0] for line in lines if line[:1] == ["fail"]] == [
         "broker broker-b"
     ]
-    assert "2 writable queues on 1 of 1 broker" in out and "ready, with 1 note" in out
+    assert "2 writable queues on 1 of 1 registered broker" in out and "1 of 7 failed" in out
     writer.abort()
 
 
