@@ -10,20 +10,23 @@ import click
 from rocket_sink.commands.common.base import Command, count_option, json_option
 from rocket_sink.commands.common.ledger_input import opened, quick_ledger, scoped_ledger
 from rocket_sink.commands.common.output import Bar, print_json, show
+from rocket_sink.commands.common.sink_input import given_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune import suggest
 from rocket_sink.ledger.views import reader
+from rocket_sink.options import SinkOptions
 
 
 @click.command(
     cls=Command,
     example="""
     rocket-sink tune ledger/
-    rocket-sink tune ledger/ --since 2h
+    rocket-sink tune ledger/ --since 2h --conf rocket-sink.conf
     rocket-sink tune ledger/ --json | jq .options""",
 )
 @scoped_ledger
+@sink_options()
 @count_option("--attempts", "limit", default=200_000, help="Attempts to replay, the newest ones.")
 @spark_options
 @json_option
@@ -32,11 +35,15 @@ def tune(path: str, scope: Scope, limit: int, as_json: bool, **spark: Any) -> No
 
     Replays the recorded sends with other latency classes. Compares isolations, messages that would
     have gone to another broker, and latencies. It cannot know how slow a broker would have been for
-    requests that were kept away from it.
+    requests that were kept away from it. Give the query's options by --conf or -O: the ledger does
+    not have them, and the defaults are taken for the others.
     """
+    options = SinkOptions.parse(given_options())
     quick = quick_ledger(path, *spark.values())
     with Bar("replaying", len(suggest.profiles())) as bar:
-        run = partial(suggest.tune, scope=scope, limit=limit, progress=bar.advance_to)
+        run = partial(
+            suggest.tune, scope=scope, options=options, limit=limit, progress=bar.advance_to
+        )
         if quick:
             suggestions = run(quick.query, quick.path)
         else:

@@ -111,6 +111,7 @@ def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
         yield [*valid, "-O", "nameServr=x"]
         yield [*valid, "-O", "banana=x"]
         yield [*valid, "-O", "sendMsgTimeout=long"]
+    if names >= {"-O", "--name-server"}:
         yield right(path, "--name-server")
         yield [*right(path, "--name-server"), "--name-server", "nonsense"]
     if names >= {"-O", "--topic"} and path[0] != "dlq":  # where it is a filter

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rocket_sink import cli
 from rocket_sink.errors import LedgerError, Outcome
@@ -15,9 +17,21 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import send_rows
 from rocket_sink.ledger.sql import Scope
+from rocket_sink.ledger.tune import suggest
 from rocket_sink.ledger.tune.replay import Attempts, replay
-from rocket_sink.ledger.tune.suggest import DEFAULT, RECORDED, Tuning, profiles, suspicions, tune
+from rocket_sink.ledger.tune.suggest import (
+    DEFAULT,
+    NOTHING_TO_GAIN,
+    RECORDED,
+    Suggestion,
+    Tuning,
+    profiles,
+    suspicions,
+    tune,
+)
 from rocket_sink.ledger.views import queried
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import AttemptRecord
 from rocket_sink.routing.fault import PROFILES
 
 from .night import store
@@ -38,6 +52,7 @@ def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
         "frames": np.ones(count, "int64"),
         "broker": np.array([brokers.index(broker) for _, broker, _ in rows]),
         "host": np.zeros(count, "int64"),
+        "process": np.zeros(count, "int64"),
         "stored": np.ones(count, bool),
         "isolates": np.zeros(count, bool),
         "request": np.full(count, -1),
@@ -160,6 +175,64 @@ def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
     tuning = tune(fast.query, fast.path, Scope())
     assert tuning.attempts == 1
     assert {candidate.max_ms for candidate in tuning.candidates} == {1.75}
+
+
+def advice(path: Path, rows: list[AttemptRecord], **options: Any) -> dict[str, str]:
+    """Return {option: value or reason to keep it} of the advice on the window."""
+    fast = open_quick(store(path, [send_rows(rows, context())]))
+    assert fast is not None
+    tuning = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(options))
+    kept = dict(advice.split(": ", 1) for advice in tuning.kept)
+    return {n: why for n, why in {**kept, **tuning.options}.items() if "backPressure" in n}
+
+
+WINDOW = SinkOptions().max_in_flight_bytes
+
+
+@pytest.mark.parametrize("size", [WINDOW, 2 * WINDOW])
+def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path: Path, size: int) -> None:
+    """Twenty requests fill the window of a process until the first answers come."""
+    rows = [
+        attempt(started_ms=1_700_000_000_000, body_bytes=size // 20, rtt_ms=10.0,
+                queue_wait_ms=0.5 + 30.0 * (n // 20), broker_name="broker-a")
+        for n in range(60)
+    ]  # fmt: skip
+    named = advice(tmp_path / "unnamed", rows)
+    assert named == {"backPressureForAsyncSendSize": str(2 * size)}
+    assert advice(tmp_path / "set", rows, backPressureForAsyncSendSize=size) == named
+
+
+def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
+    """One request of a queue is in flight, the others wait for their turn."""
+    rows = [
+        attempt(started_ms=1_700_000_000_000, body_bytes=100_000, rtt_ms=10.0,
+                queue_wait_ms=11.0 * n)
+        for n in range(60)
+    ]  # fmt: skip
+    [(_, why)] = advice(tmp_path, rows).items()
+    assert why.startswith("58 requests waited") and why.endswith("nothing to gain")
+
+
+def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
+    full = SinkOptions().request_max_messages
+    rows = [attempt(message_count=full, body_bytes=10 * full) for _ in range(50)]
+    fast = open_quick(store(tmp_path, [send_rows(rows, context())]))
+    assert fast is not None
+    first = tune(fast.query, fast.path, Scope())
+    assert "requestMaxMessages" in first.options
+    again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
+    assert again.options == {}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(again)
+    assert NOTHING_TO_GAIN in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("profile", ["4.x", "5.x"])
+def test_a_profile_that_is_set_is_kept(profile: str) -> None:
+    advice = suggest._unless_set(
+        Suggestion("faultProfile", "4.x", "a shorter tail"), SinkOptions.parse(faultProfile=profile)
+    )
+    assert isinstance(advice, Suggestion) is (profile == "5.x")
 
 
 @pytest.mark.spark

@@ -34,12 +34,12 @@ def scoped_ledger(function: Decorated) -> Decorated:
 
     @functools.wraps(function)
     def with_scope(
-        *, argument: str | None, option: str | None, query: str | None,
+        *, argument: str | None, named: str | None, query: str | None,
         since: dt.datetime | None, until: dt.datetime | None, **more: Any,
     ) -> Any:  # fmt: skip
-        if argument and option:
+        if argument and named:
             raise click.UsageError("the ledger is named twice: give LEDGER or --ledger, not both")
-        path = argument or option
+        path = argument or named
         if not path:
             raise click.UsageError("which ledger? give --ledger PATH")
         from rocket_sink.ledger.sql import Scope
@@ -48,7 +48,7 @@ def scoped_ledger(function: Decorated) -> Decorated:
 
     add_options = together(
         click.option(
-            "--ledger", "-l", "option", metavar="PATH",
+            "--ledger", "-l", "named", metavar="PATH",
             help="The ledger's folder; it may be named without --ledger, too.",
         ),
         click.argument("argument", metavar="[LEDGER]", required=False),

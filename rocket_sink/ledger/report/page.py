@@ -23,7 +23,7 @@ from rocket_sink import __version__
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import Column, Table
 from rocket_sink.ledger.report.verdict import name_servers
-from rocket_sink.ledger.tune.suggest import DEFAULTS_FIT, FEWEST, Comparison, Tuning
+from rocket_sink.ledger.tune.suggest import FEWEST, NOTHING_TO_GAIN, Comparison, Tuning
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, counted, json_text
 
@@ -236,7 +236,7 @@ def _what_if(tuning: Tuning, scope: Mapping[str, Any], ledger: str) -> str:
         body += (
             f'<h3 id="paste-title">Options to paste</h3>'
             f'<pre tabindex="0" aria-labelledby="paste-title">{lines}</pre>'
-            if lines else f"<p>{DEFAULTS_FIT}</p>"
+            if lines else f"<p>{NOTHING_TO_GAIN}</p>"
         )  # fmt: skip
         why = "".join(
             f"<li>{verb} <code>{_text(setting)}</code>: {_text(reason)}</li>"

@@ -40,6 +40,7 @@ class Attempts:
         wait_ms, rtt_ms: until the request was on the wire, and from there to its end.
         group_ms: for each attempt p50, p95 and p99 of its group's answers; NaN without a group.
         broker, host: indices into `brokers` and `hosts`. Workers of a host share one fault table.
+        process: a number per worker process.
         stored: acknowledged.
         isolates: a failure for which the broker is isolated.
         request: number that a request's attempts share; -1: the first attempt stored the message.
@@ -54,6 +55,7 @@ class Attempts:
     frames: Any
     broker: Any
     host: Any
+    process: Any
     stored: Any
     isolates: Any
     request: Any
@@ -62,6 +64,21 @@ class Attempts:
 
     def __len__(self) -> int:
         return len(self.start_s)
+
+    def bytes_in_flight(self) -> np.ndarray:
+        """Return the bytes on the way from the process at the hand-over of each attempt, with the
+        attempt's own bytes."""
+        handed_s = self.start_s + self.wait_ms / 1000
+        ended_s, result = handed_s + self.rtt_ms / 1000, np.zeros(len(self), "int64")
+        for process in np.unique(self.process):
+            rows = np.flatnonzero(self.process == process)
+            sums = []
+            for times in (handed_s[rows], ended_s[rows]):
+                order = np.argsort(times, kind="stable")
+                before = np.searchsorted(times[order], handed_s[rows], "right")
+                sums.append(np.concatenate(([0], np.cumsum(self.bytes[rows][order])))[before])
+            result[rows] = sums[0] - sums[1]
+        return result
 
 
 def read_attempts(read: Scoped, limit: int) -> Attempts:
@@ -85,7 +102,8 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
     table = table.take(pc.sort_indices(table, [(name, "ascending") for name in _ORDER]))
     # A worker is `host:pid`.
     workers = pc.replace_substring_regex(pc.fill_null(table["worker"], ""), r":\d+$", "")
-    encoded = {"broker": table["broker"], "host": workers, "request": table["request"]}
+    encoded = {"broker": table["broker"], "host": workers, "request": table["request"],
+               "process": table["worker"]}  # fmt: skip
     codes = {n: pc.dictionary_encode(column).combine_chunks() for n, column in encoded.items()}
     plain = ("start_s", "wait_ms", "rtt_ms", "messages", "bytes", "frames", "stored", "isolates")
     return Attempts(

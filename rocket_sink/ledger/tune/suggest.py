@@ -14,7 +14,7 @@ import numpy as np
 from rocket_sink.ledger.sql import Query, Scope, Scoped, with_full_id
 from rocket_sink.ledger.tune.replay import Attempts, Replayed, read_attempts, replay
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, find_option
 from rocket_sink.routing.fault import PROFILES, FaultProfile
 from rocket_sink.tables import table
 from rocket_sink.text import counted
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FEWEST: Final = 1000
 """Least number of attempts: with fewer, p99.9 depends on less than one attempt."""
-DEFAULTS_FIT: Final = "The defaults fit these sends."
+NOTHING_TO_GAIN: Final = "Nothing to gain: the options fit these sends."
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _VARIANTS_MS: Final = (100, 250, 1000, 2000)
@@ -41,6 +41,8 @@ _UNUSUAL: Final = 4.0
 _FEW: Final = 10_000
 """Number of attempts below which p99.9 depends on fewer than ten of them."""
 _FULL: Final = 0.9
+_MANY: Final = 0.5
+"""Share of the requests that must wait, and of the waiting ones that must find a full window."""
 _SLOW_BATCH_MS: Final = 500.0
 
 RECORDED: Final = "as recorded"
@@ -169,7 +171,7 @@ class Tuning:
         for comparison in self.comparisons:
             yield table(*comparison)
         yield table("", ("", "option", "why"), self.reasons)
-        yield "Options to paste:" if self.options else DEFAULTS_FIT
+        yield "Options to paste:" if self.options else NOTHING_TO_GAIN
         for name, value in self.options.items():
             yield f"  {name}={value}"
 
@@ -179,18 +181,19 @@ def _mark(suggested: bool) -> str:
 
 
 def tune(
-    query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
-    progress: Callable[[int], object] = lambda done: None,
+    query: Query, path: str, scope: Scope, *, options: SinkOptions | None = None,
+    limit: int = LIMIT, fewest: int = 1, progress: Callable[[int], object] = lambda done: None,
 ) -> Tuning:  # fmt: skip
     """Suggest options from a replay of the newest `limit` attempts of the scope. Raise LedgerError
     if no query, or several queries, have an id that begins with the scope's `query_id`.
 
     Args:
         query: runs SQL over the ledger's views.
+        options: the options of the query that sent; None: the defaults. The ledger has no options.
         fewest: least number of attempts for a replay, at least 1.
         progress: gets the number of finished candidates, of those in `profiles`.
     """
-    scope = with_full_id(scope, query, path)
+    scope, options = with_full_id(scope, query, path), options or SinkOptions()
     attempts = read_attempts(Scoped(query, scope), limit)
     if len(attempts) < fewest:
         return Tuning(path, scope, len(attempts), None, None, limited=False)
@@ -201,8 +204,10 @@ def tune(
     best, suspicion = _best(candidates), suspicions(attempts)
     least = next((row for row in suspicion if row.late_share <= _LATE_SHARE), suspicion[-1])
     advice = [
-        *_table_option(candidates, best), *_suspicion_option(suspicion, least), *_batches(attempts)
+        *_table_option(candidates, best), *_suspicion_option(suspicion, least, options),
+        *_batches(attempts, options), *_window(attempts, options),
     ]  # fmt: skip
+    advice = [_unless_set(item, options) for item in advice]
     note = ""
     if len(attempts) < _FEW:
         rests = max(1, len(attempts) // 1000)
@@ -308,10 +313,21 @@ def _table_option(
         )
 
 
+def _unless_set(advice: Suggestion | str, options: SinkOptions) -> Suggestion | str:
+    """Return the advice; if the options have the suggested value, the advice to keep it."""
+    if isinstance(advice, str):
+        return advice
+    attribute = find_option(advice.option).attribute
+    wanted = SinkOptions.parse({advice.option: advice.value})
+    if getattr(wanted, attribute) != getattr(options, attribute):
+        return advice
+    return f"{advice.option}: {advice.value} is set, nothing to gain"
+
+
 def _suspicion_option(
-    figures: Sequence[SuspicionFigures], best: SuspicionFigures
+    figures: Sequence[SuspicionFigures], best: SuspicionFigures, options: SinkOptions
 ) -> Iterator[Suggestion | str]:
-    now_ms = SinkOptions().suspect_after_ms
+    now_ms = options.suspect_after_ms
     now = next((row for row in figures if row.suspect_after_ms == now_ms), best)
     if best.suspect_after_ms == now_ms:
         yield f"suspectAfterMs: {now.late_share:.2%} of the usual requests took longer than it"
@@ -331,9 +347,8 @@ def _suspicion_option(
         yield "suspectAfterMs: no broker was in trouble, so there is nothing to notice sooner"
 
 
-def _batches(attempts: Attempts) -> Iterator[Suggestion | str]:
-    """Suggest sizes of batches, and of the window if requests waited for it."""
-    options = SinkOptions()
+def _batches(attempts: Attempts, options: SinkOptions) -> Iterator[Suggestion | str]:
+    """Suggest sizes of batches."""
     batches = attempts.stored & (attempts.frames == 1) & (attempts.messages > 1)
     if batches.any():
         largest = float(np.quantile(attempts.bytes[batches], 0.9))
@@ -355,15 +370,31 @@ def _batches(attempts: Attempts) -> Iterator[Suggestion | str]:
             )  # fmt: skip
         else:
             yield "requestMaxMessages, requestMaxBytes: batches are neither slow nor cut short"
-    wait_ms, rtt_ms = np.quantile(attempts.wait_ms, 0.5), np.quantile(attempts.rtt_ms, 0.5)
-    if attempts.stored.any() and wait_ms > 2 * rtt_ms and wait_ms > 1.0:
-        yield Suggestion(
-            "backPressureForAsyncSendSize", str(2 * options.max_in_flight_bytes),
-            f"half of the requests wait {wait_ms:,.1f} ms before they are sent, and "
-            f"{rtt_ms:,.1f} ms for their answer; if memory allows",
-        )  # fmt: skip
-    else:
-        yield "backPressureForAsyncSendNum, -Size: requests do not wait for a place in the window"
+
+
+def _window(attempts: Attempts, options: SinkOptions) -> Iterator[Suggestion | str]:
+    """Suggest a larger window if requests waited while it was full. Other waits are for a turn in
+    an ordered queue, a rate limit or a busy broker, and no window shortens these."""
+    names = "backPressureForAsyncSendNum, -Size"
+    waits = attempts.stored & (attempts.wait_ms > np.maximum(2 * attempts.rtt_ms, 1.0))
+    if waits.sum() < _MANY * attempts.stored.sum() or not waits.any():
+        yield f"{names}: requests do not wait for a place in the window"
+        return
+    in_flight, window = attempts.bytes_in_flight(), options.max_in_flight_bytes
+    while window < in_flight.max():
+        window *= 2  # The query has a larger window than `options` says.
+    wait_ms = float(np.quantile(attempts.wait_ms[waits], 0.5))
+    if (in_flight[waits] >= _FULL * window).mean() < _MANY:
+        yield (
+            f"{names}: {waits.sum():,} requests waited, half of them {wait_ms:,.1f} ms or more, "
+            "but for a turn in their queue, a rate limit or a busy broker: nothing to gain"
+        )
+        return
+    yield Suggestion(
+        "backPressureForAsyncSendSize", str(2 * window),
+        f"{waits.sum():,} requests waited while the window was full, half of them "
+        f"{wait_ms:,.1f} ms or more; if memory allows",
+    )  # fmt: skip
 
 
 def _moment(seconds: float) -> dt.datetime:
