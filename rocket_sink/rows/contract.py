@@ -338,6 +338,23 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
         )
 
 
+_MEANT: Final = {
+    **dict.fromkeys(("delay", "delays", "delayed", "delay_time", "delay_millis"), "delay_ms"),
+    **dict.fromkeys(("delay_s", "delay_sec", "delay_seconds", "delaymillis"), "delay_ms"),
+    **dict.fromkeys(("delay_lvl", "delaytimelevel"), "delay_level"),
+    **dict.fromkeys(("deliver_at", "delivery_time", "deliver_time"), "delivery_timestamp"),
+    **dict.fromkeys(("delivery_at", "delivery_ts"), "delivery_timestamp"),
+    **dict.fromkeys(("shard", "sharding", "partition_key", "ordering_key"), "sharding_key"),
+    **dict.fromkeys(("msg_id", "messageid", "uniq_key"), "message_id"),
+    **dict.fromkeys(("props", "user_properties"), "properties"),
+    **dict.fromkeys(("lite", "litetopic"), "lite_topic"),
+    **dict.fromkeys(("event_ts", "event_timestamp"), "event_time"),
+    **dict.fromkeys(("payload", "message_body"), "body"),
+    "prio": "priority", "queue_no": "queue_id", "broker_id": "broker_name",
+}  # fmt: skip
+"""{name: contract column that is probably meant}: names that no comparison of letters finds."""
+
+
 def _check_spelling(
     unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
 ) -> None:
@@ -345,7 +362,8 @@ def _check_spelling(
     absent = {name: column for name, column in _NAMES.items() if column not in sources}
     for source in unknown:
         for name, column in absent.items():
-            if is_misspelled(source, name) and not (column == "topic" and options.topic):
+            is_near = is_misspelled(source, name) or _MEANT.get(source.lower()) == name
+            if is_near and not (column == "topic" and options.topic):
                 raise ColumnError(
                     f"the row contract has no column {source!r}; did you mean {name!r}? Rename it, "
                     f"or set option columns='{column}={source}'; drop it if it is not to be sent",

@@ -15,7 +15,7 @@ from pyspark.sql import types as spark
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.contract import ColumnPlan, kind_of, resolve_columns
+from rocket_sink.rows.contract import _MEANT, CONTRACT, ColumnPlan, kind_of, resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.spark.frames import select_needed
 
@@ -186,6 +186,24 @@ def test_an_error_names_the_remedy(
 def test_a_data_column_is_not_taken_for_a_misspelled_one(name: str) -> None:
     assert sources({"body": TEXT, name: TEXT}) == {"body": "body"}
     assert plan({"tag": TEXT}, bodyFormat="json").json_columns == ("tag",)
+
+
+@pytest.mark.parametrize("column", [column.name for column in CONTRACT])
+def test_near_names_of_each_column_are_refused(column: str) -> None:
+    """Try names as other languages, other tools and mistyping write them."""
+    meant = {name for name, wanted in _MEANT.items() if wanted == column}
+    words = column.split("_")
+    camel = words[0] + "".join(map(str.title, words[1:]))
+    near = {*meant, f"{column}x"} | ({camel, "".join(words)} if words[1:] else set())
+    for name in sorted(near - {column}):
+        columns = {"body": TEXT, name: TEXT} if column != "body" else {name: TEXT}
+        options = {} if column != "topic" else {"topic": ""}
+        assert f"the row contract has no column {name!r}" in error(columns, **options).text
+
+
+def test_a_delay_is_not_ignored() -> None:
+    assert "did you mean 'delay_ms'" in error({"body": TEXT, "delay": LONG}).text
+    assert sources({"body": TEXT, "delay": LONG, "delay_ms": LONG})["delay_ms"] == "delay_ms"
 
 
 def test_the_topic_option_wins_over_the_column() -> None:
