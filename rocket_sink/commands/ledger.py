@@ -16,7 +16,14 @@ from rocket_sink.commands.common.ledger_input import (
     opened,
     quick_ledger,
 )
-from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
+from rocket_sink.commands.common.output import (
+    line,
+    note,
+    print_json,
+    print_json_line,
+    rows_table,
+    show,
+)
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError
 from rocket_sink.options import LEDGER_KINDS, find_option
@@ -271,6 +278,9 @@ def show_view(
     if as_json:
         for row in rows:
             print_json_line(row)
+        return
+    if not rows:
+        line(f"{view}: none")
         return
     show(rows_table(view, _SHOWN[view], rows))
     if len(rows) == limit:

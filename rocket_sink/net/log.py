@@ -44,8 +44,8 @@ _has_printed = False
 
 def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
     """Log at INFO. If the program had set up no logging at the first call, print the text to stderr
-    unless INFO is logged: py4j calls `logging.error`, which makes a handler for warnings. Notebooks
-    without logging show `html`."""
+    with time and level, unless INFO is logged: py4j calls `logging.error`, which makes a handler
+    for warnings. Notebooks without logging show `html`."""
     global _has_printed
     if module_logger.disabled:
         return
@@ -65,6 +65,7 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
     if hasattr(shell, "kernel"):
         ipython.display.display(ipython.display.HTML(html))
     else:
+        record.msg = f"{time.strftime('%H:%M:%S')} {record.levelname} {record.msg}"
         logging.lastResort.emit(record)
     _has_printed = True
 

@@ -99,7 +99,7 @@ class QueryListener(StreamingQueryListener):
         self._thread = thread
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
-        self.meet(str(event.runId), str(event.id))
+        self.meet(str(event.runId), str(event.id), event.name or "")
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         self._thread.note_progress(event.progress)
@@ -110,15 +110,18 @@ class QueryListener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         self._thread.note_end(str(event.runId), event.exception or "")
 
-    def meet(self, run: str, query: str, *, is_late: bool = False) -> None:
-        """Check and note a run, once; `is_late`: it began before the listener was there."""
+    def meet(self, run: str, query: str, name: str = "", *, is_late: bool = False) -> None:
+        """Check and note a run, once. `name` is its `queryName`, or empty; `is_late`: the run began
+        before the listener was there."""
         if not self._thread.note_start(run, query, is_late=is_late):
             return
         sink = refuse_query(self._session, query, self._thread.ledgers)
         if sink is not None:
             options, lane, plan = sink
-            say_start(options, lane, query)
-            self._thread.runs.name_ledger(run, options.ledger)
+            name = name or options.app_id
+            label = f"{name} ({query[:8]})" if name else query
+            say_start(options, lane, label)
+            self._thread.runs.name_sink(run, label, options.ledger)
             if lineage.is_on():
                 lineage.started(options, run, query, schema_of(plan))
 

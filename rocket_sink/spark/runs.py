@@ -21,13 +21,14 @@ class Run:
     """A run of a streaming query.
 
     Attributes:
+        label: the query on consoles: `queryName` or `appId` with the start of the id, or the id.
         ledger: URI of the run's ledger; empty if Spark hides the sink, as with foreachBatch.
         has_begun: the run finished an epoch or waited for rows, or Spark has reported its end.
         is_running: Spark has not reported the end.
         is_awaited: whether to wait for this report; not a second time.
     """
 
-    query: str
+    label: str
     ledger: str = ""
     has_begun: bool = False
     is_running: bool = True
@@ -46,9 +47,9 @@ class Runs:
     def start(self, run_id: str, query_id: str) -> None:
         self._runs[run_id] = Run(query_id)
 
-    def name_ledger(self, run_id: str, uri: str) -> None:
-        if run_id in self._runs:
-            self._runs[run_id].ledger = uri
+    def name_sink(self, run_id: str, label: str, uri: str) -> None:
+        if (run := self._runs.get(run_id)) is not None:
+            run.label, run.ledger = label, uri
 
     def begin(self, run_id: str) -> None:
         if run_id in self._runs:
@@ -75,7 +76,7 @@ class Runs:
         """Warn of these runs' rows that were not delivered to a broker."""
         for (run_id, epoch), facts in counts.items():
             if (run := self._runs.get(run_id)) is not None:
-                warn_of_losses(f"epoch {epoch} of the query {run.query}", facts, ledger)
+                warn_of_losses(f"epoch {epoch} of the query {run.label}", facts, ledger)
 
     def ended(self) -> set[str]:
         """Return the runs whose end Spark has reported, and whose end is not logged yet."""
@@ -97,7 +98,7 @@ class Runs:
             self._runs.pop(run_id, None)
             uris = [ledger.place.uri for ledger in ledgers if ledger.accounts is not None]
             if run.ledger in uris and not counts:
-                say_no_rows(run.query, run.ledger, is_early=not run.has_begun)
+                say_no_rows(run.label, run.ledger, is_early=not run.has_begun)
             lineage.ended(run_id, counts)
 
 
@@ -107,5 +108,5 @@ def _say_end(run_id: str, run: Run, ledger: FoldedLedger) -> Counter[str]:
         more = _WAITS if spooled_epochs(ledger.place) else ""
         # A run whose end Spark has not reported is cut off by the program's end.
         more += _CUT if run.is_running else ""
-        say_end(f"the query {run.query}", counts, ledger.place.uri, more)
+        say_end(f"the query {run.label}", counts, ledger.place.uri, more)
     return counts

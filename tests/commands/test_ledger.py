@@ -138,3 +138,11 @@ def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         for finding in json.loads(capsys.readouterr().out)["findings"]
     }
     assert "none yet" in texts["ledger"] and list(tmp_path.iterdir()) == []
+
+
+def test_a_view_without_rows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = store(tmp_path / "ledger", in_order([sends(context())], 1))
+    assert run(capsys, "ledger", "show", "dead-letters", "--ledger", ledger)[0] == (
+        "dead-letters: none\n"
+    )
+    assert run(capsys, "ledger", "show", "dead-letters", "--ledger", ledger, "--json")[0] == ""

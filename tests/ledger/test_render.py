@@ -116,3 +116,15 @@ def test_at_80_columns_times_stay_whole_and_headings_wrap():
     lines = console.file.getvalue().splitlines()
     assert any("2df193cd" in line and "11-27 07:54:01.4" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("query_id", "shown"),
+    [
+        ("5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "5b2f11aa"),
+        ("orders_sql", "orders_sql"),
+        ("orders-of-the-northern-warehouse", "orders-of-the-norther..."),
+    ],
+)
+def test_a_name_is_not_cut_like_an_id(query_id: str, shown: str) -> None:
+    assert page.short_query(query_id) == shown

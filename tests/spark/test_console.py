@@ -32,7 +32,7 @@ logging.shutdown()
 @pytest.mark.parametrize(
     ("setting", "printed"),
     [
-        ("", "it ended\n"),
+        ("", "INFO it ended\n"),
         ("logging.basicConfig(level='INFO', format='%(levelname)s %(message)s')",
          "INFO it ended\n"),
         ("logging.basicConfig()", ""),
@@ -45,7 +45,8 @@ def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: st
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, setting], capture_output=True, text=True, check=True
     )
-    assert (result.stdout, result.stderr) == ("", printed)
+    stderr = re.sub(r"^[0-9:]{8} (?=INFO)", "", result.stderr)
+    assert (result.stdout, stderr) == ("", printed)
 
 
 def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
@@ -55,7 +56,9 @@ def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
     result = subprocess.run(
         [sys.executable, "-c", script, ""], capture_output=True, text=True, check=True
     )
-    assert result.stderr == "it ended\nERROR:root:lost\nthe end\n"
+    time = r"\d\d:\d\d:\d\d"
+    lines = rf"{time} INFO it ended\nERROR:root:lost\n{time} INFO the end\n"
+    assert re.fullmatch(lines, result.stderr)
 
 
 IN_A_NOTEBOOK = """\
@@ -135,7 +138,10 @@ def test_a_query_says_its_start_its_losses_and_its_end(
                 sink = RocketSink(**options)
             writer = rows.writeStream.foreachBatch(sink.write_batch)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        if lane == "datasource":
+            writer = writer.queryName("orders")
         query = writer.trigger(availableNow=True).start()
+        name = f"orders ({query.id[:8]})" if lane == "datasource" else query.id
         assert query.awaitTermination(DEADLINE_S)
         wait_for(lambda: any(" ended: " in text for text in texts(caplog)))
         lines = texts(caplog)
@@ -146,16 +152,14 @@ def test_a_query_says_its_start_its_losses_and_its_end(
             caplog.clear()
             assert writer.start().awaitTermination(DEADLINE_S)
             wait_for(lambda: len(texts(caplog)) > 1)
-            assert texts(caplog)[1:] == [
-                f"the query {query.id} ended: 0 rows in; ledger {ledger.path}"
-            ]
+            assert texts(caplog)[1:] == [f"the query {name} ended: 0 rows in; ledger {ledger.path}"]
     shown = lane.replace("early", "foreachBatch")
-    start = f"the query {query.id} sends to the topic flights by {shown}, delivery at_least_once"
+    start = f"the query {name} sends to the topic flights by {shown}, delivery at_least_once"
     assert lines.pop(0).startswith(start)
-    assert lines[0].startswith(f"1 of 3 rows of epoch 0 of the query {query.id} were not delivered")
+    assert lines[0].startswith(f"1 of 3 rows of epoch 0 of the query {name} were not delivered")
     assert "INVALID_BODY" in lines[0] or "body" in lines[0]
     assert lines[0].endswith(f"rocket-sink ledger show dead-letters --ledger {ledger.path}")
-    end = f"the query {query.id} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger "
+    end = f"the query {name} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger "
     assert lines[1:] == [end + ledger.path]
 
 

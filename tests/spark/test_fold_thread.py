@@ -314,7 +314,7 @@ def test_the_end_of_a_query_without_rows_is_told(
     for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
         thread.note_start(run, query)
     for run in ("run-1", "run-3"):
-        thread.runs.name_ledger(run, place.uri)
+        thread.runs.name_sink(run, run, place.uri)
     thread.note_end("run-3", "an error that the query raises")
     if is_idle:
         thread.runs.begin("run-1")

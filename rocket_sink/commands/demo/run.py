@@ -208,7 +208,7 @@ def run(folder: Path, rows: int, fault: str, *, keep: bool, as_json: bool) -> bo
         f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
-    note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
+    note("cluster: starting RocketMQ (the first time it is fetched, about 98 MB)")
     # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
     home = folder / "cluster" if keep else None
     warehouse = {"spark.sql.warehouse.dir": str(folder / "checkpoint/warehouse")}

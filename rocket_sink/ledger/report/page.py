@@ -289,13 +289,21 @@ def _cell(column: Column, value: Any) -> str:
     if column.kind == "t" and value is not None:
         return f'<td class="t">{_at(value)}</td>'
     if column.kind == "q":
-        return f'<td title="{_text(value)}">{_text(value[:QUERY_SHOWN])}</td>'
+        return f'<td title="{_text(value)}">{_text(short_query(value))}</td>'
     text = "NO" if column.kind == "f" and not value else html.escape(cell(value))
     return f'<td class="{column.kind}">{text}</td>'
 
 
-QUERY_SHOWN: Final = 8
-"""Number of characters of a query's id that are shown; `--query` accepts an id of this length."""
+_SHOWN: Final = 8
+"""Number of characters that are shown of a UUID; `--query` accepts an id of this length."""
+_NAME_SHOWN: Final = 24
+
+
+def short_query(query_id: str) -> str:
+    """Return a query's id for a table: the start of a UUID, or an `appId` that is cut if long."""
+    if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", query_id):
+        return query_id[:_SHOWN]
+    return query_id if len(query_id) <= _NAME_SHOWN else f"{query_id[: _NAME_SHOWN - 3]}..."
 
 
 def _at(moment: dt.datetime) -> str:

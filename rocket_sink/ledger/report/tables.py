@@ -6,7 +6,7 @@ import html
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.ledger.report.page import QUERY_SHOWN, finding_html, page_html, table_html
+from rocket_sink.ledger.report.page import finding_html, page_html, short_query, table_html
 from rocket_sink.ledger.report.plots import Plots
 from rocket_sink.ledger.report.values import Column, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
@@ -161,7 +161,7 @@ def _cell(kind: str, value: Any) -> Any:
     if kind == "x" and len(value) > _EXAMPLE_SHOWN:
         return value[: _EXAMPLE_SHOWN - 3] + "..."
     if kind == "q":
-        return value[:QUERY_SHOWN]
+        return short_query(value)
     return "NO" if kind == "f" and not value else value
 
 
