@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import click  # noqa: E402
+from search_words import add_words  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
 import rocket_sink  # noqa: E402
@@ -69,4 +70,5 @@ def add_example(app: Sphinx, context: click.Context, lines: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_words)
     app.connect("sphinx-click-process-epilog", add_example)

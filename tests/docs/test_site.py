@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -50,6 +51,39 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
         assert not re.search(r"\.\. (option|program|rubric|code-block|class|method)::", text), page
 
 
+QUERIES = {
+    "exactly once": "guarantees/effectively-once", "idempotent": "guarantees/effectively-once",
+    "duplicates": "guarantees/at-least-once", "twice": "guarantees/at-least-once",
+    "fifo": "guarantees/order", "failover": "guarantees/brokers",
+    "slow broker": "guarantees/brokers", "late": "reference/columns",
+    "schedule": "reference/columns", "settings": "reference/options",
+    "error codes": "reference/errors", "password": "deploy/acl", "login": "deploy/acl",
+    "certificate": "deploy/tls", "ssl": "deploy/tls", "pip": "deploy/install",
+    "remove": "deploy/uninstall", "grpc": "deploy/proxy",
+    "customer erase": "operate/personal-data", "gdpr": "operate/personal-data",
+    "troubleshooting": "operate/paged-at-night", "outage": "operate/paged-at-night",
+    "resend": "operate/backfill", "count messages": "operate/verify",
+    "prometheus": "operate/metrics", "alarm": "operate/alerts", "performance": "operate/tune",
+    "audit": "operate/ledger", "dlq": "guides/dead-letters", "migrate": "coming-from/kafka",
+}  # fmt: skip
+"""{what somebody types into the search: the page that must be among the results}"""
+
+
+def test_the_search_finds_the_pages(site: Path) -> None:
+    """Look as the site's searchtools.js does: an index entry that has the query as a part."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    assert len(QUERIES) == 30
+    for query, page in QUERIES.items():
+        numbers = {
+            number
+            for entry, places in index["indexentries"].items()
+            if query in entry and 2 * len(query) >= len(entry)
+            for number, *_ in places
+        }
+        assert page in {index["docnames"][number] for number in numbers}, query
+
+
 def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(
@@ -69,7 +103,7 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
 def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path: Path) -> None:
     source = tmp_path / "docs"
     source.mkdir()
-    for name in ("conf.py", "drawn_rooms.py", "rooms.py"):
+    for name in ("conf.py", "drawn_rooms.py", "rooms.py", "search_words.py"):
         shutil.copy(DOCS / name, source)
     (source / "_static").mkdir()
     (source / "index.md").write_text("# A\n\n[gone](gone.md), [no such part](index.md#part)\n")
