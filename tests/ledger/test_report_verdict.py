@@ -71,8 +71,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "last attempt failed at 2024-05-06 14:15:03 UTC; next: start broker-b if it is not back")),
     ("broker_unreachable", {"absences": [replace(GONE, left_route=False, cause="CONNECT")]},
      ("broker-b has stored nothing since 2024-05-06 14:15:03 UTC (CONNECT); the last attempt "
-     "failed at 2024-05-06 14:15:03 UTC; next: if it is not back, start broker-b, or mend the way "
-     "to it")),
+     "failed at 2024-05-06 14:15:03 UTC; next: start broker-b if it is not back, or mend the "
+     "way to it")),
     ("rows_missing", totals(missing_rows=17, not_adding_up=1),
      ("no accounts have 17 rows that Spark handed to tasks: the workers wrote to another folder "
      "than this ledger's, or files are gone; next: `rocket-sink ledger show epochs --ledger "

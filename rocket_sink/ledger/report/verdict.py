@@ -289,7 +289,7 @@ RULES: Final = (
     Rule("broker_unreachable", "problem", partial(_away, left_route=False),
          "{broker} has stored nothing since {since} ({cause}); the last attempt failed at "
          "{last}{held}",
-         "if it is not back, start {broker}, or mend the way to it{then}"),
+         "start {broker} if it is not back, or mend the way to it{then}"),
     Rule("rows_missing", "problem", _nonzero("rows", lambda f: f.totals.missing_rows, "row"),
          "no accounts have {rows} that Spark handed to tasks: the workers wrote to another folder "
          "than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
