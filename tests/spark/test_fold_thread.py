@@ -313,8 +313,8 @@ def test_the_end_of_a_query_without_rows_is_told(
     thread.add(place, interval_s=0.0)
     for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
         thread.note_start(run, query)
-    for run in ("run-1", "run-3"):
-        thread.runs.name_sink(run, run, place.uri)
+    for run, query in (("run-1", QUERY), ("run-3", "failed")):
+        thread.runs.name_sink(run, query, place.uri)
     thread.note_end("run-3", "an error that the query raises")
     if is_idle:
         thread.runs.begin("run-1")
