@@ -11,6 +11,7 @@ than once, and the shortest way is shown.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
@@ -29,21 +30,26 @@ PATIENT = {"sendMsgTimeout": "5m", "deliveryTimeoutMs": "10m"}
 """The cluster is in this process, and waits while its functions are counted."""
 
 
+_called: set[str] = set()
+"""The files whose functions were called by the threads that `_note` watches."""
+
+
+def _note(frame: FrameType, event: str, _: Any) -> None:
+    if event == "call":
+        _called.add(frame.f_code.co_filename)
+
+
 def passed(action: Callable[[], Any]) -> set[str]:
-    """The files of the package whose functions this thread calls in `action`."""
-    found: set[str] = set()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            found.add(frame.f_code.co_filename)
-
+    """Return the files of the package whose functions are called in `action`, by this thread or by
+    threads that were started under `threading.setprofile(_note)`."""
+    _called.clear()
     before = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(_note)
     try:
         action()
     finally:
         sys.setprofile(before)
-    files = (Path(name) for name in found)
+    files = (Path(name) for name in _called.copy())
     return {str(one.relative_to(PACKAGE)) for one in files if one.is_relative_to(PACKAGE)}
 
 
@@ -60,7 +66,9 @@ def of_a_message() -> set[str]:
         Producer(nameServer=cluster.name_server, **PATIENT) as producer,
     ):
         message = Message("t", b"body", tags="tag", keys="key")
+        threading.setprofile(_note)  # Watch the producer's thread, which starts now.
         producer.send(message)
+        threading.setprofile(None)  # type: ignore[arg-type]
         return shortest(passed(lambda: producer.send(message)) for _ in range(10))
 
 

@@ -111,8 +111,7 @@ def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("_session.driver.lock",), ("_session.builder._lock",), ("_renewing",),
-     ("_session.accumulator._lock",), ("tracer._lock",)],
+    [("_session.builder._lock",), ("_renewing",)],
 )  # fmt: skip
 def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
     options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
@@ -269,10 +268,8 @@ def test_what_the_driver_shares(lock: ForkLock) -> None:
 
 
 RENEWED = {
-    "rocket_sink.producer.driver": "of the session that is made anew, or of one request",
+    "rocket_sink.producer.worker": "of one request, which ends in the process that sent it",
     "rocket_sink.producer.request_builder": "of the session",
-    "rocket_sink.producer.accumulator": "of the session",
-    "rocket_sink.producer.tracing": "of the session",
     "rocket_sink.producer.future": "of one request, which ends in the process that sent it",
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
     "rocket_sink.spark.foreach_task": "of a task, which a child refuses to use",

@@ -16,9 +16,10 @@ from benchmarks.rows import body_of
 from benchmarks.sender.tally import Tally
 from rocket_sink.errors import Outcome, RocketSinkError, SendError
 from rocket_sink.message import Message, MessageQueue, SendResult
-from rocket_sink.producer.future import Callback, SendFuture
+from rocket_sink.producer.future import Callback, SendFuture, Workers
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.worker import Worker
 
 Send: TypeAlias = "Callable[[range, float | None], None]"
 """Sends the messages with these numbers, optionally until a monotonic time; returns when all have
@@ -93,13 +94,16 @@ def _one_by_one(job: Job, *, hashed: bool) -> Iterator[Send]:
         yield lambda numbers, until_s: _in_threads(job, producer, Numbers(numbers, until_s), work)
 
 
+_NO_WORKERS: Final = Workers(Worker("callbacks"), Worker("notices"))
+
+
 class _SendsNothing(Producer):
     """A producer that ends each send at once, which shows the cost of futures and callbacks."""
 
     def send_async(
         self, message: Message, callback: Callback | None = None, **_: Any
     ) -> Future[SendResult]:
-        future = SendFuture(_NO_HOOKS, None, callback)
+        future = SendFuture(_NO_WORKERS, _NO_HOOKS, None, callback)
         future.ended(SendResult(Outcome.ACKED, "SEND_OK", "", "", _NO_QUEUE, 0, ""), None)
         return future
 

@@ -1,12 +1,10 @@
 """A selector loop over the channels of a client. Only name look-ups run in threads.
 
-`poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads calls
-them itself: `prepare` and `process` under its lock, `wait` without the lock. During the wait other
-threads may take the lock and use the channels. If they queue data, they end the wait."""
+`poll` calls `prepare`, `wait` and `process`. The thread of a producer calls them itself, and other
+threads end its wait by `wake`."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import selectors
 import socket
@@ -73,11 +71,6 @@ class Readiness:
         else:
             self._selector.register(number, interest, channel)
 
-    @property
-    def channels(self) -> set[Channel]:
-        keys = self._selector.get_map().values()
-        return {key.data for key in keys if key.data is not None} | set(self._unresolved)
-
     def forget(self, channel: Channel) -> None:
         self._unresolved.pop(channel, None)
         number = channel.transport.fileno()
@@ -104,8 +97,10 @@ class Readiness:
         return ready
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 (each send calls this, and `suppress` takes as long as the call)
             self._wake_write.send(b"w")
+        except OSError:
+            pass
 
     def close(self) -> None:
         """Close the selector. A wait of another thread ends at its time-out, or by `wake`."""
@@ -126,19 +121,6 @@ class Call:
             self.done(result, None, now_s)
         else:
             self.done(None, result, now_s)
-
-
-@dataclass(slots=True)
-class WakeupState:
-    """Flags that tell submitting threads whether they have to wake the driving thread."""
-
-    waiting: bool = False
-    """Whether a thread is in `wait`, so new data must wake it. Guarded by the driver's lock."""
-    flush_immediately: bool = False
-    """Whether `send` writes at once while a thread waits."""
-    asleep: bool = False
-    """Whether the driving thread waits, or is about to. If so, a thread that submits without the
-    driver's lock has to wake it."""
 
 
 class NetworkClient:
@@ -183,7 +165,6 @@ class NetworkClient:
         self._next_scan_s = 0.0
         self.opened = 0
         """Number of connections opened so far."""
-        self.wakeup = WakeupState()
 
     def channel(self, address: str, now_s: float) -> Channel:
         """Return the current channel of an address, or a new one. Raises ConnectError if connecting
@@ -241,11 +222,8 @@ class NetworkClient:
         channel.write_queue.put(owner, buffers, size)
         if channel.transport.state is not StreamState.OPEN:
             return
-        wakeup = self.wakeup
-        if channel.write_queue.size >= FLUSH_BYTES or (wakeup.waiting and wakeup.flush_immediately):
+        if channel.write_queue.size >= FLUSH_BYTES:
             self.flush(channel, now_s)
-        elif wakeup.waiting and not channel.interest & WRITE:
-            self._readiness.watch(channel, READ | WRITE)
 
     def call(
         self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
@@ -487,14 +465,6 @@ class NetworkClient:
             self.fail(channel, StreamEnded("closed here"), now_s)
         self.wake()
         self._readiness.close()
-
-    def reset(self) -> None:
-        """Close all channels without telling the owners of their requests."""
-        for channel in {*self.channels, *self._readiness.channels}:
-            self._readiness.forget(channel)
-            channel.transport.close()
-        self._channels.clear()
-        self._draining.clear()
 
     def abandon(self) -> None:
         """Close a forked child's copies of the sockets, without a TLS or TCP shutdown."""

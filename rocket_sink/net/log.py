@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.text import clean, clean_trace
@@ -36,6 +37,15 @@ def logger(name: str) -> logging.Logger:
 def about(peer: str, module_logger: logging.Logger) -> logging.LoggerAdapter[logging.Logger]:
     """Return a logger for records about the peer with this address."""
     return logging.LoggerAdapter(module_logger, {"peer": peer})
+
+
+_relay: Final = threading.local()
+
+
+def relay(put: Callable[[Callable[[], object]], None]) -> None:
+    """From now on pass the calling thread's records to `put`, which calls the function that logs on
+    another thread. A handler may wait for the calling thread, or for a lock whose holder does."""
+    _relay.put = put
 
 
 _has_printed = False
@@ -143,6 +153,10 @@ class Guard(logging.Filter):
         return [(kind._replace(text=c.shown or kind.text), c.held) for kind, c in counts if c.held]
 
     def filter(self, record: logging.LogRecord) -> bool:
+        put = getattr(_relay, "put", None)
+        if put is not None:
+            put(partial(logging.getLogger(record.name).handle, record))
+            return False
         if hasattr(record, "held_back"):
             return True
         peer = clean(getattr(record, "peer", ""), 100)

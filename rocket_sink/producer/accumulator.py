@@ -9,20 +9,24 @@ sharding key, delay, priority or lite topic, a retry topic, or a body of `batchM
 from __future__ import annotations
 
 import math
-import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
+from rocket_sink.errors import MessageIllegalError, ProducerClosedError
 from rocket_sink.message import Message, SendResult
 from rocket_sink.message_rules import RETRY_PREFIX
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver
-from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine_thread import State
 from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.producer.request_builder import RequestBuilder, named
+from rocket_sink.wire.properties import properties_of
 
+_WAITING: Final = 16
+"""Callers wait while so many full batches wait for the driving thread."""
 Entry: TypeAlias = "tuple[Message, SendFuture]"
 
 
@@ -34,16 +38,23 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """Collects messages in batches; the timer task that sends due batches. Thread-safe."""
+    """Collects messages in batches; the timer task that sends due batches. Callers of `add` only
+    append, and the thread that drives the engine does the work. So no caller who is interrupted
+    holds a lock, or messages of others."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
+        """`builder` is for the driving thread alone."""
         self._builder, self._driver = builder, driver
-        self._clock = driver.engine.clock
         self._max_bytes = min(options.batch_max_bytes, options.max_message_size_bytes)
+        self._requests = driver.thread.queue.requests
+        self._limit = _WAITING * self._max_bytes
         self._delay_s = options.batch_max_delay_ms / 1000
-        self._lock = threading.Lock()
+        self._new: deque[tuple[Entry, int]] = deque()
+        self._new_bytes = 0
+        """About the bytes in `_new`: threads add without a lock, and `run` resets."""
         self._open: dict[tuple[str, bool], _OpenBatch] = {}
-        self.due_s = math.inf
+        self._is_scheduled = False
+        """Whether the driving thread knows the first due time of `_open`."""
 
     def takes(self, message: Message) -> bool:
         return (
@@ -55,44 +66,45 @@ class BatchAccumulator:
 
     def add(self, message: Message, size: int, future: SendFuture) -> None:
         """Append the message to its batch; `future` gets the message's result or error. `size` is
-        that of `RequestBuilder.batch_bytes`. Raises ProducerClosedError."""
-        key = (message.topic, message.wait_store)
-        full: list[_OpenBatch] = []
-        is_first = due_earlier = False
-        with self._lock:
-            if self._driver.closing:
-                raise ProducerClosedError("the producer is closed")
-            batch = self._open.get(key)
-            if batch is not None and batch.size + size > self._max_bytes:
-                full.append(self._open.pop(key))
-                batch = None
-            if batch is None:
-                batch = self._open[key] = _OpenBatch(self._clock() + self._delay_s)
-                is_first = True
-            batch.entries.append((message, future))
-            batch.size += size
-            if batch.size >= self._max_bytes:
-                full.append(self._open.pop(key))
-            if full or is_first:
-                before_s, self.due_s = self.due_s, self._next_due_s()
-                due_earlier = self.due_s < before_s
-        for full_batch in full:
-            self._send(full_batch)
-        if due_earlier:
-            self._driver.reschedule()
-
-    def _next_due_s(self) -> float:
-        return min((batch.due_s for batch in self._open.values()), default=math.inf)
+        that of `RequestBuilder.batch_bytes`. Wait while too much waits for the window. Raises
+        WindowFullError or ProducerClosedError."""
+        driver, entry = self._driver, ((message, future), size)
+        driver.check_open()
+        if self._new_bytes >= self._limit or (self._requests and not driver.has_room()):
+            properties = properties_of(message, message_id="")
+            driver.await_room(SendRequest(message.topic, message.body, properties=properties))
+        self._new.append(entry)
+        self._new_bytes += size
+        if not self._is_scheduled or self._new_bytes >= self._max_bytes:
+            self._is_scheduled = True
+            driver.thread.wake()
+        if driver.thread.state is State.CLOSED and entry in self._new:
+            raise ProducerClosedError("the producer is closed")
 
     # --- the timer task ---------------------------------------------------------------------------
 
-    def run(self, now_s: float) -> None:
-        with self._lock:
-            due = [key for key, batch in self._open.items() if batch.due_s <= now_s]
-            batches = [self._open.pop(key) for key in due]
-            self.due_s = self._next_due_s()
-        for batch in batches:
-            self._send(batch)
+    def run(self, now_s: float) -> float:
+        """Put new messages into batches, and send full batches and due ones."""
+        self._is_scheduled, self._new_bytes = False, 0
+        due_s = self._driver.engine.clock() + self._delay_s
+        for _ in range(len(self._new)):
+            entry, size = self._new.popleft()
+            key = entry[0].topic, entry[0].wait_store
+            batch = self._open.get(key)
+            if batch is not None and batch.size + size > self._max_bytes:
+                self._send(self._open.pop(key))
+                batch = None
+            if batch is None:
+                batch = self._open[key] = _OpenBatch(due_s)
+            batch.entries.append(entry)
+            batch.size += size
+            if batch.size >= self._max_bytes:
+                self._send(self._open.pop(key))
+        for key in [key for key, batch in self._open.items() if batch.due_s <= now_s]:
+            self._send(self._open.pop(key))
+        if self._open:
+            self._is_scheduled = True
+        return min((batch.due_s for batch in self._open.values()), default=math.inf)
 
     # --- sending a batch ---------------------------------------------------------------------
 
@@ -104,54 +116,27 @@ class BatchAccumulator:
             ids = builder.ids(messages)
             for start, encoded in builder.encoded(messages, ids, self._max_bytes):
                 end = start + len(encoded)
-                self._submit(batch.entries[start:end], ids[start:end], encoded)
+                entries, own_ids = batch.entries[start:end], ids[start:end]
+                request = builder.batch_of(messages[start:end], encoded, own_ids)
+                self._driver.submit_again(request, SentBatch(self, entries, own_ids))
         except Exception as error:
             # The callers of `add` have returned, so only the futures can report the error.
             for _, future in batch.entries[end:]:
                 future.ended(None, error)
 
-    def _submit(self, entries: list[Entry], ids: list[str], encoded: list[bytes]) -> None:
-        request = self._builder.batch_of([message for message, _ in entries], encoded, ids)
-        # The producer sends what it accepted before it closed.
-        driver = self._driver
-        submit = driver.submit_again if driver.closing else driver.submit_nowait
-        try:
-            submit(request, SentBatch(self, entries, ids))
-        except NotSentError as error:
-            for _, future in entries:
-                future.ended(None, error)
-
     def send_singly(self, entries: Iterator[tuple[Entry, str]]) -> None:
         """Send the messages of a refused batch one by one. Then only the illegal message fails."""
         for (message, future), message_id in entries:
-            try:
-                self._driver.submit_again(self._builder.single(named(message, message_id)), future)
-            except NotSentError as error:
-                future.ended(None, error)
+            self._driver.submit_again(self._builder.single(named(message, message_id)), future)
 
 
 class SentBatch:
     """The token of a batch's request; completes the futures of the batch's messages."""
 
-    __slots__ = ("_accumulator", "_entries", "_ids", "_singles")
+    __slots__ = ("_accumulator", "_entries", "_ids")
 
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
-        self._singles = zip(entries, ids, strict=True)
-        """For `send_singly`: after Ctrl-C the driver's second call continues where it stopped."""
-
-    @property
-    def in_engine(self) -> bool | None:
-        """See `driver.Token`."""
-        return self._entries[0][1].in_engine
-
-    @in_engine.setter
-    def in_engine(self, value: bool | None) -> None:
-        for _, future in self._entries:
-            future.in_engine = value
-
-    def done(self) -> bool:
-        return all(future.done() for _, future in self._entries)
 
     def on_done(self, completion: Completion) -> None:
         entries, result = self._entries, completion.result
@@ -159,7 +144,7 @@ class SentBatch:
             results = results_of(result, self._ids)
             end_all((future, own, None) for (_, future), own in zip(entries, results, strict=True))
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
-            self._accumulator.send_singly(self._singles)
+            self._accumulator.send_singly(zip(entries, self._ids, strict=True))
         else:
             error = completion.error
             assert error is not None

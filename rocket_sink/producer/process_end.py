@@ -92,6 +92,12 @@ native_calls: Final = Calls("a commit to the ledger")
 """Calls of delta-rs. `finish_all` waits for them last, because senders may make such calls."""
 
 
+def is_ending() -> bool:
+    """Return whether functions of `atexit` run: a function that is registered now is not called."""
+    main = threading.main_thread()
+    return threading.current_thread() is main and not main.is_alive()
+
+
 def finish_at_end(sender: Sender) -> None:
     with _lock:
         _senders.add(sender)

@@ -16,6 +16,7 @@ from rocket_sink.errors import (
     NotSentError,
     ProducerClosedError,
     ProtocolError,
+    RequestTimeoutError,
     SendError,
 )
 from rocket_sink.forks import ForkLock
@@ -24,15 +25,16 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook, RpcHooks
+from rocket_sink.net.identity import local_ip, new_message_ids
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.accumulator import BatchAccumulator
-from rocket_sink.producer.driver import Driver, Waiter, result_of
+from rocket_sink.producer.driver import Driver, result_of
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.brokers import BrokerHealth
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.future import Callback, SendFuture
-from rocket_sink.producer.hooks import Hooks, SendHook
+from rocket_sink.producer.hooks import Hooks, SendContext, SendHook
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.producer.request_builder import Part, RequestBuilder, named, with_trace_context
 from rocket_sink.producer.request_reply import RequestReply
@@ -43,6 +45,7 @@ from rocket_sink.producer.transactions import (
     TransactionListener,
     TransactionResult,
 )
+from rocket_sink.producer.worker import Waiter
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, fallback_queue, queue_for_key
@@ -62,8 +65,9 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 class Producer:
     """Sends messages; thread-safe; a context manager.
 
-    A synchronous send does its work in the calling thread. The first send starts a daemon thread,
-    which does the work of `send_async`, and sends heartbeats (`heartbeatBrokerInterval`). A forked
+    The first use starts a daemon thread, which sends all messages, and heartbeats
+    (`heartbeatBrokerInterval`); callbacks run on a second one. All methods may be called by any
+    thread, by callbacks and by signal handlers. Ctrl-C interrupts a wait, not a send. A forked
     child opens its own connections, with another client id (its pid is appended to `instanceName`)
     and other message ids.
 
@@ -113,8 +117,26 @@ class Producer:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for pending requests, at most `timeout_s`; unregister, and close the connections."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Send open batches at once, and wait until the messages of all earlier `send_async` calls
+        have ended, and their callbacks have returned. Called by a callback, it does not wait for
+        callbacks. Look at the futures for errors of single messages.
+
+        Raises:
+            RequestTimeoutError: some messages or callbacks have not ended after `timeout_s` (None:
+                no limit). They go on.
+        """
+        session = self._current_session()
+        if not session.driver.flush(timeout_s):
+            raise RequestTimeoutError(
+                f"flush: some messages, or their callbacks, have not ended after {timeout_s} s; "
+                "they go on: look at the futures, or call flush again"
+            )
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for pending requests and callbacks, at most `timeout_s` (None: no limit, but each
+        request has a deadline); unregister, and close the connections. Called by a callback, it
+        does not wait for callbacks."""
         if self._closed:
             return
         self._closed = True
@@ -126,7 +148,7 @@ class Producer:
         session = self.__dict__.get("_session")
         if session is None or self._closed or session.of_pid != forks.pid:
             return
-        session.driver.abandon()
+        session.driver.thread.abandon()
         warnings.warn(
             f"{self!r} was not closed: call close(), or use it in a with statement",
             ResourceWarning, stacklevel=2, source=self,
@@ -169,8 +191,8 @@ class Producer:
 
         Blocks while the window is full. With a selector, or a sharding key in strict order, the
         first message of a topic also blocks during the look-up of its route. The callback gets
-        (result, None) or (None, error). It runs on the producer's thread, or on a thread that is
-        sending. If the look-up failed, it runs on the caller's thread.
+        (result, None) or (None, error). Callbacks run on a thread of their own, in the order in
+        which the sends end, and may call everything.
 
         Raises:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
@@ -188,7 +210,7 @@ class Producer:
             except ProducerClosedError:
                 raise
             except SendError as error:  # the look-up failed
-                future = SendFuture(hooks, None, callback)
+                future = SendFuture(session.driver.workers, hooks, None, callback)
                 future.ended(None, error)
                 return future
         if hooks.hooks:
@@ -196,18 +218,20 @@ class Producer:
                 message = named(message, builder.ids((message,))[0])
             ids = (request.message_id if request is not None else message.message_id or "",)
             context = hooks.before("async", builder.topic(message.topic), (message,), ids)
-        future = SendFuture(hooks, context, callback)
-        session.driver.futures.append(future)
+        driver = session.driver
+        future = SendFuture(driver.workers, hooks, context, callback)
         try:
             if accumulator is not None:
                 accumulator.add(message, size, future)
             elif request is not None:
-                session.driver.submit_nowait(request, future)
+                driver.submit(request, future)
         except NotSentError as error:
             # Do not call the callback, because the caller gets the error.
-            future.set_exception(error)
-            hooks.ended(context, None, error)
+            future.refuse(error)
             raise
+        # Append afterwards: an interrupted call leaves no future behind that nothing ends.
+        driver.futures.append(future)
+        driver.settle()
         return future
 
     def send_oneway(
@@ -353,16 +377,15 @@ class Producer:
     def broker_health(self) -> list[BrokerHealth]:
         """Return the present state of each broker: isolation and latency."""
         session = self._current_session()
-        with session.driver.lock:
-            return session.engine.brokers.health(session.engine.clock())
+        engine = session.engine
+        return session.driver.read(lambda: engine.brokers.health(engine.clock()))
 
     def isolations(self) -> list[Isolation]:
         """Return the isolations of brokers, and of topics on brokers, since the last call.
 
         Times are seconds of `time.monotonic`. The last 10,000 events are kept."""
         session = self._current_session()
-        with session.driver.lock:
-            return session.engine.isolations()
+        return session.driver.read(session.engine.isolations)
 
     @property
     def late_replies(self) -> int:
@@ -383,8 +406,6 @@ class Producer:
         session = self._session
         if session.of_pid != forks.pid:
             session = self._current_session()
-        if not session.driver.is_started:
-            session.driver.start_thread(leads=False)
         return session
 
     def _current_session(self) -> ClientSession:
@@ -437,7 +458,9 @@ class Producer:
         driver = self._session.driver
         request.since_s = driver.engine.clock()
         try:
-            return driver.publish_info(request.topic, timeout_s=request.timeout_s)
+            # A known route needs no other thread; the send itself refreshes it.
+            route = driver.engine.routes.peek(request.topic)
+            return route or driver.publish_info(request.topic, timeout_s=request.timeout_s)
         except SendError as error:
             driver.engine.measure_failure(request, error)
             raise
@@ -472,13 +495,14 @@ class Producer:
         self, parts: Sequence[Part], *, one_at_a_time: bool = False
     ) -> list[SendResult]:
         session = self._session
-        waiters: Iterable[Waiter] = map(self._begin, parts)
+        begun: Iterable[tuple[Waiter, SendContext | None]] = map(self._begin, parts)
         if not one_at_a_time:
-            waiters = list(waiters)
+            begun = list(begun)
         results: list[SendResult] = []
         failure: SendError | None = None
-        for part, waiter in zip(parts, waiters, strict=True):
-            completion = session.driver.wait(waiter)
+        for part, (waiter, context) in zip(parts, begun, strict=True):
+            completion = session.driver.completion(waiter)
+            self._hooks.ended(context, completion.result, completion.error)
             try:
                 if part.request.batch and isinstance(completion.error, MessageIllegalError):
                     halves = session.builder.split(part)
@@ -493,19 +517,16 @@ class Producer:
             raise failure
         return results
 
-    def _begin(self, part: Part) -> Waiter:
+    def _begin(self, part: Part) -> tuple[Waiter, SendContext | None]:
         """Submit a part. Report an error in the waiter: other parts may be in flight."""
-        request, hooks, context = part.request, self._hooks, None
-        waiter = Waiter()
+        request, hooks, context, waiter = part.request, self._hooks, None, Waiter()
         if hooks.hooks:
             context = hooks.before("batch", request.topic, part.messages, part.ids)
-            waiter = Waiter(lambda end: hooks.ended(context, end.result, end.error))
         try:
             self._session.driver.submit(request, waiter)
         except NotSentError as error:
-            hooks.ended(context, None, error)
-            waiter.completion = Completion(None, error.outcome, None, error)
-        return waiter
+            waiter.value = Completion(None, error.outcome, None, error)
+        return waiter, context
 
 
 class ClientSession:
@@ -541,14 +562,15 @@ class ClientSession:
         self.builder = builder = RequestBuilder(options, identity.message_ids)
         self.transactions = TransactionClient(identity.group, driver, builder, hooks, listener)
         self.request_reply = RequestReply(driver, builder)
+        own_builder = RequestBuilder(options, new_message_ids(local_ip()))
         self.accumulator: BatchAccumulator | None = None
         if options.auto_batch:
-            self.accumulator = BatchAccumulator(options, builder, driver)
-            driver.tasks.append(self.accumulator)
+            self.accumulator = BatchAccumulator(options, own_builder, driver)
+            driver.thread.tasks.append(self.accumulator)
         self.tracer: Tracer | None = None
         if options.enable_trace:
-            self.tracer = Tracer(options, builder, driver)
-            driver.tasks.append(self.tracer)
+            self.tracer = Tracer(options, own_builder, driver)
+            driver.thread.tasks.append(self.tracer)
         finish_at_end(self)
 
     def finish(self) -> None:
@@ -556,7 +578,7 @@ class ClientSession:
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
         """Serve a broker's request; return False if its code is unknown. The driving thread calls
-        this under the driver's lock, so it must not block."""
+        this, so it must not block."""
         try:
             if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self.transactions.take_check(channel, frame)

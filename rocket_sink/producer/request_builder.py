@@ -48,11 +48,12 @@ def named(message: Message, message_id: str) -> Message:
 
 
 class RequestBuilder:
-    """Makes requests from messages, and checks their sizes. Thread-safe."""
+    """Makes requests from messages, and checks their sizes. Thread-safe, and for signal handlers
+    too. The driving thread has a builder of its own, because it must not wait for a caller."""
 
     def __init__(self, options: SinkOptions, ids: MessageIds) -> None:
         self._ids = ids
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._namespace = options.namespace
         self._limit = options.max_message_size_bytes
         self._compress_over = options.compress_over_bytes

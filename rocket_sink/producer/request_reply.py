@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rocket_sink.errors import NoRouteError, ReplyTimeoutError
 from rocket_sink.message import Message, MessageQueue, SendResult
@@ -19,6 +17,7 @@ from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.request_builder import RequestBuilder
+from rocket_sink.producer.worker import Waiter
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
@@ -40,7 +39,7 @@ class RequestReply:
     def __init__(self, driver: Driver, builder: RequestBuilder) -> None:
         self._driver = driver
         self._builder = builder
-        self._waiting: dict[str, Future[PushedReply]] = {}
+        self._waiting: dict[str, Waiter] = {}
         """Several threads use this without a lock, so each use is one atomic operation."""
         self._connected_topics: TopicCache[str, None] = TopicCache()
         self.late_replies = 0
@@ -59,21 +58,17 @@ class RequestReply:
         request = self._builder.single(message, extra)
         request.queue = None if queue is None else self._builder.queue(queue)
         request.timeout_s = max(0.001, deadline_s - self._driver.engine.clock())
-        reply: Future[PushedReply] = Future()
-        self._waiting[correlation_id] = reply
+        reply = self._waiting[correlation_id] = Waiter()
         try:
             sent = self._driver.send(request, (message,), "request")
-            clock = self._driver.engine.clock
-            if self._driver.is_leading:
-                # The thread is the leader (in a callback), so no other thread would read the reply.
-                self._driver.call(lambda: reply.done() or clock() >= deadline_s)
-            return reply.result(max(0.0, deadline_s - clock()))
-        except FutureTimeoutError:
-            raise ReplyTimeoutError(
-                f"no reply within {timeout_s} s to the request {sent.message_id} on {sent.queue}",
-                message_id=sent.message_id,
-                correlation_id=correlation_id,
-            ) from None
+            if not reply.wait(deadline_s - self._driver.engine.clock()):
+                raise ReplyTimeoutError(
+                    f"no reply within {timeout_s} s to the request {sent.message_id} on "
+                    f"{sent.queue}",
+                    message_id=sent.message_id,
+                    correlation_id=correlation_id,
+                )
+            return cast(PushedReply, reply.value)
         finally:
             self._waiting.pop(correlation_id, None)
 
@@ -120,12 +115,10 @@ class RequestReply:
         """Connect and send heartbeats to all known brokers before the first request to a topic."""
         engine = self._driver.engine
         self._driver.publish_info(topic, timeout_s=max(0.001, deadline_s - engine.clock()))
-        self._driver.stay_connected()
         if topic in self._connected_topics:
             return
-        engine.heartbeats.look_now()
         until_s = min(deadline_s, engine.clock() + _ANNOUNCE_S)
-        self._driver.call(lambda: engine.heartbeats.all_sent() or engine.clock() >= until_s)
+        self._driver.stay_connected(until_s)
         self._connected_topics[topic] = None
 
     def take_reply(self, channel: Channel, frame: Frame) -> None:
@@ -137,4 +130,4 @@ class RequestReply:
             text = "a reply to the unknown request %s is dropped"
             log.about(channel.address, _LOG).warning(text, reply.correlation_id)
         else:
-            waiting.set_result(reply)
+            waiting.finish(reply)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from rocket_sink.message_rules import without_namespace
 from rocket_sink.net import log
 from rocket_sink.net.identity import local_ip, new_message_ids
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.driver import Driver, Waiter
+from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
@@ -79,10 +79,8 @@ class Tracer(_TraceSender, SendHook):
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         super().__init__(options, builder)
         self._driver = driver
-        self._clock = driver.engine.clock
-        self._lock = threading.Lock()
-        self._lines: list[Trace] = []
-        self.due_s = math.inf
+        self._lines: deque[Trace] = deque()
+        self._due_s = math.inf
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -138,39 +136,42 @@ class Tracer(_TraceSender, SendHook):
         )
 
     def _add(self, line: Trace) -> None:
-        with self._lock:
-            if len(self._lines) >= _HELD:
-                self.dropped += 1
-                return
-            self._lines.append(line)
-            count = len(self._lines)
-            if count in (1, _LINES):
-                self.due_s = self._clock() + (_DELAY_S if count == 1 else 0.0)
-        if count in (1, _LINES):
-            self._driver.reschedule()
+        if len(self._lines) >= _HELD:
+            self.dropped += 1
+            return
+        self._lines.append(line)
+        if self._due_s == math.inf or len(self._lines) >= _LINES:
+            self._due_s = (
+                0.0 if len(self._lines) >= _LINES else self._driver.engine.clock() + _DELAY_S
+            )
+            self._driver.thread.wake()
 
     # --- the timer task ---------------------------------------------------------------------------
 
-    def run(self, now_s: float) -> None:
-        with self._lock:
-            lines, self._lines, self.due_s = self._lines, [], math.inf
+    def run(self, now_s: float) -> float:
+        if now_s < self._due_s and now_s != math.inf:
+            return self._due_s
+        self._due_s = math.inf
         by_topic: dict[str, list[Trace]] = {}
-        for line in lines:
+        for _ in range(len(self._lines)):
+            line = self._lines.popleft()
             by_topic.setdefault(line.topic, []).append(line)
-        for some in by_topic.values():
-            self._write(some)
+        for lines in by_topic.values():
+            self._write(lines)
+        return math.inf
 
     def _write(self, lines: list[Trace]) -> None:
         # Send the trace without hooks, so that it is not traced itself.
         try:
             for request in self._requests(lines):
-                submit = self._driver.submit_nowait
-                if self._driver.closing:
-                    submit = self._driver.submit_again
-                submit(request, Waiter(lambda end: self._lose(end.error)))
+                self._driver.submit_again(request, self)
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)
+
+    def on_done(self, completion: Completion) -> None:
+        """Count a trace message that was lost."""
+        self._lose(completion.error)
 
 
 class RequestTraces(_TraceSender):

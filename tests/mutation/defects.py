@@ -333,7 +333,7 @@ NET: tuple[Defect, ...] = (
     Defect(
         "failures-without-an-attempt-unmeasured",
         "rocket_sink/producer/driver.py",
-        "            engine.measure_failure(request, error)\n",
+        "        self.engine.measure_failure(request, error)\n",
         "",
         ("tests/producer/test_telemetry.py::test_failures_without_an_attempt_are_measured",),
         "no metric shows that sends fail because the window stays full",
@@ -809,7 +809,7 @@ PRODUCER = (
     ),
     Defect(
         "producers-thread-ends",
-        "rocket_sink/producer/driver.py",
+        "rocket_sink/producer/engine_thread.py",
         "            except BaseException:\n                # Go on, because without this thread",
         "            except KeyError:\n                # Go on, because without this thread",
         (
@@ -862,14 +862,6 @@ PRODUCER = (
         "after 512 topics without permission a host's workers isolate no broker",
     ),
     Defect(
-        "heartbeats-end",
-        "rocket_sink/producer/driver.py",
-        "        engine.heartbeats.reconnects = True\n",
-        "        engine.heartbeats.reconnects = False\n",
-        ("tests/producer/test_producer.py::test_an_idle_producer_greets_brokers_that_are_back",),
-        "brokers do not know an idle producer's group after a restart",
-    ),
-    Defect(
         "wrong-type-without-advice",
         "rocket_sink/routing/retry.py",
         "    if cleaned.startswith(_WRONG_TYPE):\n",
@@ -898,54 +890,6 @@ PRODUCER = (
         "commits that were never sent end twice, and as timed out",
     ),
     Defect(
-        "interrupts-unseen",
-        "rocket_sink/producer/driver.py",
-        "        if self._in_step:\n",
-        "        if False:\n",
-        (
-            "tests/producer/test_interrupts.py::test_a_step_that_was_interrupted_ends_the_sends_of_others",
-        ),
-        "after Ctrl-C places of the window are lost, until no send finds one",
-    ),
-    Defect(
-        "places-for-the-quickest",
-        "rocket_sink/producer/driver.py",
-        "            if self.engine.clock() <= deadline_s:",
-        "            if False:",
-        ("tests/producer/test_submissions.py::test_places_are_given_in_the_order_of_waiting",),
-        "a thread waits for a place in vain while others send all the time",
-    ),
-    Defect(
-        "dead-leaders-lead",
-        "rocket_sink/producer/driver.py",
-        "                    if follower.asleep and is_unled:\n",
-        "                    if False:\n",
-        (
-            "tests/producer/test_interrupts.py::test_a_leader_that_was_interrupted_is_followed_by_another_thread",
-        ),
-        "after Ctrl-C in the thread that leads no other thread's send ends in time",
-    ),
-    Defect(
-        "followers-end-fresh-leaderships",
-        "rocket_sink/producer/driver.py",
-        "leadership == self._leadership and not self._leading.locked()\n",
-        "not self._leading.locked()\n",
-        (
-            "tests/producer/test_interrupts.py::test_a_follower_does_not_end_the_leadership_that_follows_its_own_leaders",
-        ),
-        "two threads lead, and one of them waits for the other's requests",
-    ),
-    Defect(
-        "drained-sends-stay-open",
-        "rocket_sink/producer/driver.py",
-        "may stop when its own request ends.\n            self._drive_to_end(waiter)\n",
-        "may stop when its own request ends.\n                self._drive_to_end(waiter)\n",
-        (
-            "tests/producer/test_process_end.py::test_a_send_at_the_end_that_another_thread_drains_has_ended_too",
-        ),
-        "an asynchronous send at the end of a process never ends, and is not sent",
-    ),
-    Defect(
         "each-producer-has-a-finalizer",
         "rocket_sink/producer/process_end.py",
         "        _registered.add(os.getpid())\n",
@@ -962,45 +906,6 @@ PRODUCER = (
             "tests/producer/admin/test_half_commits.py::test_two_halves_of_one_id_are_not_committed_beside_their_message",
         ),
         "consumers get a transactional message twice",
-    ),
-    Defect(
-        "lost-futures-stay-open",
-        "rocket_sink/producer/driver.py",
-        "        end_all((future, None, _lost()) for future in lost)\n",
-        "",
-        (
-            "tests/producer/test_interrupts.py::test_a_request_that_nobody_knows_any_more_ends_after_its_deadline[send_async]",
-        ),
-        "a program waits for ever for a send whose request an interrupt has lost",
-    ),
-    Defect(
-        "interrupts-hide-futures",
-        "rocket_sink/producer/driver.py",
-        "            older.append((now_s, futures[0]))\n            futures.popleft()\n",
-        "            older.append((now_s, futures.popleft()))\n",
-        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_hides_no_future",),
-        "a program waits for ever for sends whose futures an interrupt has hidden",
-    ),
-    Defect(
-        "interrupts-hide-drained-requests",
-        "rocket_sink/producer/driver.py",
-        "            request.token.in_engine = False\n",
-        "",
-        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_loses_no_send",),
-        "sends of other threads end long after an interrupt, and nobody knows their outcome",
-    ),
-    Defect(
-        "interrupted-callbacks-are-dropped",
-        "rocket_sink/producer/driver.py",
-        "                entry = waiter, completion = done[0]\n"
-        "                assert waiter.on_done is not None\n"
-        "                waiter.on_done(completion)\n"
-        "                done.popleft()\n",
-        "                entry = waiter, completion = done.popleft()\n"
-        "                assert waiter.on_done is not None\n"
-        "                waiter.on_done(completion)\n",
-        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_loses_no_send",),
-        "stored messages of other threads end as unknown after an interrupt",
     ),
     Defect(
         "defects-lose-attempts",
@@ -1072,7 +977,7 @@ PRODUCER = (
     Defect(
         "dropped-producers-live-on",
         "rocket_sink/producer/producer.py",
-        "        session.driver.abandon()\n",
+        "        session.driver.thread.abandon()\n",
         "",
         (
             "tests/producer/test_process_end.py::test_a_producer_that_is_collected_says_so_and_sends_what_it_took",
@@ -3410,17 +3315,9 @@ TESTING: tuple[Defect, ...] = (
 
 GROUPS: tuple[Defect, ...] = (
     Defect(
-        "interrupts-by-exceptions-keep-places",
-        "rocket_sink/producer/driver.py",
-        "                raise  # An interrupt by an Exception: the next step resets the engine.\n",
-        "                pass\n",
-        ("tests/producer/test_submissions.py::test_an_interrupt_by_an_exception_keeps_no_place",),
-        "after some interrupts by exceptions a producer has no room, and sends nothing",
-    ),
-    Defect(
         "waiters-are-garbage",
-        "rocket_sink/producer/driver.py",
-        "                completion.token = None\n",
+        "rocket_sink/producer/engine_thread.py",
+        "                completion.token = None  # Break the reference cycle.\n",
         "",
         ("tests/producer/test_garbage.py::test_messages_and_waiters_are_freed[send-False]",),
         "each synchronous send leaves a cycle that only the garbage collector frees",

@@ -6,7 +6,6 @@ import pytest
 
 from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError
 from rocket_sink.message import Message
-from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
@@ -53,27 +52,6 @@ def test_by_size_without_waiting(cluster, make):
     assert not futures[-1].done()  # The last message waits for others.
     producer.close(2)
     assert len({future.result(0).message_id for future in futures}) == 20
-
-
-def test_a_message_that_is_accepted_during_close_is_sent(cluster, make, monkeypatch):
-    producer = make(batchMaxDelayMs=30_000)
-    producer.send_async(Message("orders", b"early"))
-    session = producer._live_session()
-    late = []
-
-    def run_tasks(driver, now_s):
-        """Send open batches; then let a thread that was inside `send_async` go on."""
-        run(driver, now_s)
-        if not late:
-            message, future = Message("orders", b"late"), SendFuture(producer._hooks, None, None)
-            session.accumulator.add(message, session.builder.batch_bytes(message), future)
-            late.append(future)
-
-    run = type(session.driver)._run_tasks
-    monkeypatch.setattr(type(session.driver), "_run_tasks", run_tasks)
-    producer.close(5)
-    assert late[0].result(0).message_id
-    assert {m.body for m in cluster.messages("orders")} == {b"early", b"late"}
 
 
 def test_texts_that_take_more_bytes_than_characters(cluster, make):

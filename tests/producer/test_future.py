@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from rocket_sink.errors import BrokerError, UnwrittenError
-from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.future import SendFuture, Workers
 from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.worker import Worker
 
 RESULT: Any = ("a", "result")
 ROUNDS = 2000
+WORKERS = Workers(Worker("callbacks"), Worker("notices"))
 
 
 def make(callback: Any = None) -> SendFuture:
-    return SendFuture(Hooks("g"), None, callback)
+    return SendFuture(WORKERS, Hooks("g"), None, callback)
 
 
 def test_asked_after_the_end() -> None:
@@ -44,6 +46,7 @@ def test_asked_before_the_end() -> None:
     waiter.start()
     future.ended(RESULT, None)
     waiter.join(60)
+    assert WORKERS.callbacks.flush(60)
     assert sorted(map(str, results)) == sorted(map(str, [future, RESULT]))
 
 
@@ -63,6 +66,7 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
 
     future = make(bad)
     future.ended(RESULT, None)
+    assert WORKERS.callbacks.flush(60)
     assert future.result() is RESULT and "a callback of a send raised" in caplog.text
 
 
@@ -78,11 +82,11 @@ def test_in_an_event_loop() -> None:
 
 
 def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any:
-    """Return a trace function that waits before the `step`-th line of `set_result`."""
+    """Return a trace function that waits before the `step`-th line of `ended`."""
     lines = [0]
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
-        if frame.f_code is not SendFuture.set_result.__code__:
+        if frame.f_code is not SendFuture.ended.__code__:
             return None
         if event == "line":
             lines[0] += 1
@@ -94,7 +98,7 @@ def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any
     return trace
 
 
-@pytest.mark.parametrize("step", range(1, 4))
+@pytest.mark.parametrize("step", range(2, 7))
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed"])
 def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
     future, results = make(), list[Any]()
@@ -121,6 +125,7 @@ def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
     go_on.set()
     ending.join(60)
     asking.join(60)
+    assert WORKERS.callbacks.flush(60)
     assert results == [RESULT if way == "result" else future]
 
 
@@ -150,6 +155,7 @@ def test_concurrent_access_gets_the_result_once(way: str) -> None:
                 done, pending = wait(pending, timeout=60, return_when=FIRST_COMPLETED)
                 results += done
         ending.result(60)
+    assert WORKERS.callbacks.flush(60)
     assert len(results) == ROUNDS
     if way != "result":
         assert set(results) == set(futures)
@@ -170,10 +176,10 @@ gc.callbacks.append(ask)
 kept = []
 for _ in range(100):
     kept.append([{"a": 1} for _ in range(200)])  # Python keeps some dicts to use again
-    future = SendFuture(None, None, None)
+    future = SendFuture(None, None, None, None)
     asked.append(future)
     gc.set_threshold(1)
-    future.set_result("a result")
+    future.ended("a result", None)
     gc.set_threshold(0)
     asked.clear()
     assert future.done() and future.result(0) == "a result"

@@ -11,6 +11,7 @@ import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.worker import Waiter
 from tests.producer.waiting import until
 
 LONG_S = 30.0
@@ -34,20 +35,17 @@ SENDS: dict[str, Callable[[Producer, Message], object]] = {
 @pytest.mark.parametrize("auto_batch", [False, True])
 @pytest.mark.parametrize("mode", SENDS)
 def test_messages_and_waiters_are_freed(make_producer, mode, auto_batch, monkeypatch):
-    from rocket_sink.producer import driver
-
     waiters = []
 
-    class Watched(driver.Waiter):
+    class Watched(Waiter):
         __slots__ = ("__weakref__",)
 
         def __init__(self, *given):
             super().__init__(*given)
             waiters.append(weakref.ref(self))
 
-    # `type(waiter) is Waiter` uses both names.
-    monkeypatch.setattr(driver, "Waiter", Watched)
-    monkeypatch.setattr("rocket_sink.producer.producer.Waiter", Watched)
+    for module in ("driver", "engine_thread", "producer"):
+        monkeypatch.setattr(f"rocket_sink.producer.{module}.Waiter", Watched)
     producer = make_producer(autoBatch=auto_batch, batchMaxDelayMs=1, sendMsgTimeout=60_000)
     message = Message("orders", b"x")
     freed = weakref.ref(message)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.message import Message
 from rocket_sink.producer import process_end
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
@@ -78,6 +77,7 @@ def later():
 threading.Thread(target=later).start()
 """,
     "first send at exit": "atexit.register(work, p)",
+    "a producer made at exit": "atexit.register(work)",
     "first batch at exit": "atexit.register(work, Producer(autoBatch=True))",
     "batches": "work(Producer(autoBatch=True, batchMaxDelayMs=30_000))",
     "a thread of a child outlives its target": """
@@ -187,24 +187,6 @@ def test_an_exit_without_clean_up_waits_for_nothing(cluster, run):
     began_s = time.monotonic()
     assert run("work(p); os._exit(7)").returncode == 7
     assert time.monotonic() - began_s < 50  # The sends' deadlines are 60 s away.
-
-
-def test_a_send_at_the_end_that_another_thread_drains_has_ended_too(make_producer, monkeypatch):
-    """The producer's thread has ended, and the thread that drains drives for itself alone."""
-    producer = make_producer(sendMsgTimeout=60_000)
-    producer.send_async(Message("orders", b"x")).result(30)
-    driver = producer._session.driver
-    thread, submissions = driver._thread, driver._submissions
-    driver.finish()
-    driver._thread = thread  # for a sender that has looked just before
-    take_back = submissions.take_back
-
-    def drained_before(request):
-        submissions.drain()
-        return take_back(request)
-
-    monkeypatch.setattr(submissions, "take_back", drained_before)
-    assert producer.send_async(Message("orders", b"x")).done()
 
 
 def test_a_child_registers_its_end_once(monkeypatch):

@@ -28,7 +28,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import driver
+from rocket_sink.producer import engine_thread
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.acl import Credentials
@@ -58,17 +58,17 @@ def begun(before):
     return {thread.name for thread in set(threading.enumerate()) - before}
 
 
-def test_no_thread_leads_without_async(cluster, make_producer):
+def test_callbacks_alone_need_a_second_thread(cluster, make_producer):
     before = set(threading.enumerate())
     producer = make_producer()
     assert not begun(before)
     producer.send(Message("orders", b"x"))
     producer.send_batch([Message("orders", b"x")] * 3)
     producer.send_oneway(Message("orders", b"x"))
-    driver = producer._session.driver
-    assert begun(before) == {"rocket-sink-producer"} and not driver._thread_leads
     producer.send_async(Message("orders", b"x")).result(5)
-    assert begun(before) == {"rocket-sink-producer"} and driver._thread_leads
+    assert begun(before) == {"rocket-sink-producer"}
+    producer.send_async(Message("orders", b"x"), lambda *end: None).result(5)
+    until(lambda: begun(before) == {"rocket-sink-producer", "rocket-sink-callbacks"})
     producer.close()
     assert not begun(before)
 
@@ -112,31 +112,10 @@ def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
     until(lambda: gc.collect() >= 0 and not begun(before))
 
 
-def test_a_sync_send_beside_a_leading_thread_is_written_by_its_sender(make_producer, monkeypatch):
-    """Waking the leader for each message would cost two switches between threads."""
-    producer = make_producer()
-    producer.send_async(Message("orders", b"x")).result(5)
-    for _ in range(8):  # The messages connect to the brokers of all queues.
-        producer.send(Message("orders", b"x"))
-    client, writers = producer._session.engine.client, []
-    flush = client.flush
-
-    def noted(channel, now_s):
-        writers.append(threading.current_thread().name)
-        flush(channel, now_s)
-
-    monkeypatch.setattr(client, "flush", noted)
-    until(lambda: client.wakeup.waiting and not client.in_flight)
-    producer.send(Message("orders", b"x"))
-    assert threading.current_thread().name in writers
-    del writers[:]
-    until(lambda: client.wakeup.waiting and not client.in_flight)
-    producer.send_async(Message("orders", b"x")).result(5)
-    assert threading.current_thread().name not in writers
-
-
 def test_many_threads_share_it(cluster, make_producer, monkeypatch):
-    monkeypatch.setattr(driver, "_IDLE_S", 1000.0)  # A thread that is not woken sleeps for ever.
+    monkeypatch.setattr(
+        engine_thread, "_IDLE_S", 1000.0
+    )  # A thread that is not woken sleeps for ever.
     producer = make_producer()
     acks = []
 
@@ -181,6 +160,7 @@ def test_async_futures_and_callbacks(cluster, make_producer):
     ]
     results = [future.result(10) for future in futures]
     assert all(r.outcome is Outcome.ACKED for r in results)
+    producer.flush()
     assert len(ends) == 100 and all(error is None for _, error in ends)
 
 
@@ -191,6 +171,7 @@ def test_async_failures_reach_the_future(cluster, make_producer):
     future = make_producer().send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     with pytest.raises(RejectedError):
         future.result(5)
+    until(lambda: ends)
     assert ends[0][0] is None and isinstance(ends[0][1], RejectedError)
 
 
@@ -233,7 +214,7 @@ def test_a_callback_may_send(cluster, make_producer):
         second.append(producer.send(Message("orders", b"second")))
 
     producer.send_async(Message("orders", b"first"), again).result(5)
-    producer.close()
+    producer.flush()
     assert second and second[0].outcome is Outcome.ACKED
 
 
@@ -245,6 +226,7 @@ def test_a_raising_callback_affects_no_other_send(cluster, make_producer, caplog
 
     producer.send_async(Message("orders", b"first"), bad).result(5)
     assert producer.send_async(Message("orders", b"second")).result(5).outcome is Outcome.ACKED
+    producer.flush()
     assert "ZeroDivisionError" in caplog.text
 
 

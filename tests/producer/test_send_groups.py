@@ -11,16 +11,14 @@ import pytest
 from rocket_sink.errors import BrokerTooOldError, ConnectError, Outcome, UnwrittenError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
-from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.future import SendFuture
-from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.send_group import SendGroup
 from rocket_sink.testing import Drop
 from rocket_sink.wire.codes import mq_version
 from rocket_sink.wire.ids import decode_recall_handle
 from tests.group_faults import FAULTS
-from tests.producer.waiting import until
+from tests.producer.waiting import held, until
 
 COUNT = 300
 LONG_MS = 180_000
@@ -44,9 +42,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def burst(producer, count=COUNT, *, queue=None, **fields):
     """Send `count` messages while the producer's thread cannot take them: the groups are large."""
     producer.fetch_publish_message_queues("orders")
-    driver = producer._session.driver
-    driver.start_thread()
-    with driver.lock:
+    with held(producer):
         return [producer.send_async(message(n, **fields), queue=queue) for n in range(count)]
 
 
@@ -240,17 +236,3 @@ def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):
     futures = burst(producer)
     producer.close(0.3)
     assert all(future.exception(60) is not None for future in futures) and max(groups) > 50
-
-
-def test_an_interrupt_in_a_callback_keeps_until_all_of_a_group_have_ended():
-    called = []
-
-    def interrupted(result, error):
-        called.append(error)
-        raise KeyboardInterrupt
-
-    futures = [SendFuture(Hooks("g"), None, interrupted) for _ in range(3)]
-    group = SendGroup([SendRequest("orders", b"x", token=future) for future in futures])
-    with pytest.raises(KeyboardInterrupt):
-        group.on_done(Completion(group, Outcome.NOT_SENT, None, UnwrittenError("not sent")))
-    assert len(called) == 3 and all(future.done() for future in futures)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 
 import pytest
 
 from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullError
 from rocket_sink.message import Message
-from rocket_sink.producer import driver
-from rocket_sink.producer.driver import SubmissionQueue, Waiter
+from rocket_sink.producer import engine_thread
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.testing import Drop
+from rocket_sink.producer.request_queue import RequestQueue
+from rocket_sink.testing import Delay, Drop
 from tests.producer.waiting import until
 
 BODY = b"x" * 20_000
@@ -31,7 +29,7 @@ def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer)
 
 
 def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
-    monkeypatch.setattr(driver, "STEP_S", 3600.0)
+    monkeypatch.setattr(engine_thread, "_IDLE_S", 3600.0)
     producer, ends = make_producer(maxInFlight=3), []
 
     def send(worker):
@@ -51,54 +49,18 @@ def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypat
     assert len({message.body for message in cluster.messages("orders")}) == 300
 
 
-def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
-    make_producer, monkeypatch
-):
-    """A thread that leads sees each token of the rate limit first."""
-
-    class Sleepy(Waiter):
-        def wait(self, timeout_s):
-            super().wait(timeout_s)
-            if threading.current_thread() is late:
-                time.sleep(0.3)
-
-    producer = make_producer(maxMessagesPerSecond=5, sendMsgTimeout=3000)
-    monkeypatch.setattr(driver, "Waiter", Sleepy)
-    over, results = threading.Event(), []
-
-    def send_always():
-        while not over.is_set():
-            producer.send(Message("orders", b"x"))
-
-    def send_late():
-        for _ in range(2):
-            with contextlib.suppress(WindowFullError):
-                results.append(producer.send(Message("orders", b"late")))
-
-    late = threading.Thread(target=send_late)
-    quick = [threading.Thread(target=send_always) for _ in range(2)]
-    for thread in (*quick, late):
-        thread.start()
-    late.join(60)
-    over.set()
-    for thread in quick:
-        thread.join(60)
-    assert len(results) == 2
-
-
-def test_places_are_given_in_the_order_of_waiting(cluster, make_producer):
+def test_places_are_given_in_the_order_of_arrival(cluster, make_producer):
     producer = make_producer(maxInFlight=1, sendMsgTimeout=60_000)
     queue = producer.fetch_publish_message_queues("orders")[0]
     broker = next(each for each in cluster.brokers if each.name == queue.broker_name)
 
-    def send(*numbers):
-        for number in numbers:
-            producer.send(Message("orders", b"%d" % number), queue=queue)
+    def send(number):
+        producer.send(Message("orders", b"%d" % number), queue=queue)
 
     send(0)
     broker.freeze()
-    threads = [threading.Thread(target=send, args=(number, number + 7)) for number in range(1, 8)]
-    line = producer._session.driver._window_waiters
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(1, 8)]
+    line = producer._session.driver.thread.queue.requests
     for waiting, thread in enumerate(threads):
         thread.start()
         until(lambda count=waiting: len(line) == count and producer._session.engine.pending == 1)
@@ -106,9 +68,29 @@ def test_places_are_given_in_the_order_of_waiting(cluster, make_producer):
     for thread in threads:
         thread.join(60)
     stored = sorted(cluster.messages("orders"), key=lambda message: message.queue_offset)
-    numbers = [int(message.body) for message in stored]
-    assert numbers[:8] == list(range(8)), "who has sent goes behind those that wait"
-    assert sorted(numbers[8:]) == list(range(8, 15))
+    assert [int(message.body) for message in stored] == list(range(8))
+
+
+def test_small_messages_do_not_starve_a_large_one(cluster, make_producer):
+    producer = make_producer(maxInFlightBytes=1_000_000, sendMsgTimeout=20_000)
+    producer.send(Message("orders", b"first"))
+    over, futures = threading.Event(), []
+
+    def send_always():
+        while not over.is_set():
+            futures.append(producer.send_async(Message("orders", b"x" * 3000)))
+
+    for broker in cluster.brokers:
+        broker.on_send(Delay(20), times=None)
+    thread = threading.Thread(target=send_always)
+    thread.start()
+    try:
+        until(lambda: len(futures) > 200)
+        assert producer.send(Message("orders", b"y" * 900_000)).message_id
+    finally:
+        over.set()
+        thread.join(60)
+    producer.flush()
 
 
 def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
@@ -162,7 +144,7 @@ def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
             except (ProducerClosedError, WindowFullError) as error:
                 refused.append(error)
                 return
-            if number == 7:
+            if number == 3:
                 started.set()
 
     threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
@@ -179,7 +161,7 @@ def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
 
 
 def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch):
-    monkeypatch.setattr(SubmissionQueue, "drain", lambda self: None)
+    monkeypatch.setattr(RequestQueue, "drain", lambda self: None)
     producer = make_producer()
     future = producer.send_async(Message("orders", b"x"))
     producer.close(0.1)
@@ -199,25 +181,3 @@ def test_what_the_engine_does_not_take_ends_its_own_future_only(make_producer, m
     futures = [producer.send_async(Message("orders", body)) for body in (b"a", b"bad", b"c")]
     assert isinstance(futures[1].exception(60), UnwrittenError)
     assert futures[0].result(60) and futures[2].result(60)
-
-
-def test_an_interrupt_by_an_exception_keeps_no_place(make_producer, monkeypatch):
-    """`PyThreadState_SetAsyncExc` may raise any class, at any moment, in the leading thread."""
-    producer = make_producer(maxInFlight=1)
-    producer.send(Message("orders", b"first"))
-    engine, interrupts = producer._session.engine, iter([RuntimeError("interrupted")])
-    handed = engine._send
-
-    def interrupted(*given):
-        for error in interrupts:
-            raise error
-        handed(*given)
-
-    monkeypatch.setattr(engine, "_send", interrupted)
-    future = producer.send_async(Message("orders", b"second"))
-    with contextlib.suppress(RuntimeError):
-        producer.send(Message("orders", b"third"))
-    with pytest.raises(UnwrittenError):
-        future.result(60)
-    assert producer.send(Message("orders", b"last"), timeout_ms=60_000).message_id
-    assert (engine.window.requests, engine.window.bytes) == (0, 0)

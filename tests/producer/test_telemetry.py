@@ -34,12 +34,13 @@ from rocket_sink.errors import (
 from rocket_sink.message import MessageQueue
 from rocket_sink.net import telemetry
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.driver import SubmissionQueue
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.route import TopicRoute
+from tests.producer.waiting import held
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_each_message_of_a_group_that_fails_is_measured(reader: InMemoryMetricRe
         with Producer(nameServer=cluster.name_server, sendMsgTimeout=1000) as producer:
             producer.send_async(Message("orders", b"x")).result(30)
             cluster.brokers[0].kill()
-            with producer._session.driver.lock:  # The producer's thread takes all messages at once.
+            with held(producer):  # The producer's thread takes all messages at once.
                 futures = [producer.send_async(Message("orders", b"x")) for _ in range(60)]
             assert all(future.exception(30) for future in futures)
             sent = counts(reader)
@@ -230,8 +231,8 @@ def test_failures_without_an_attempt_are_measured(
         for broker in cluster.brokers:
             broker.thaw()
     engine = SendEngine(options)
-    submissions = SubmissionQueue(engine)
-    submissions.append(SendRequest("orders", b"x"))
+    submissions = RequestQueue(engine)
+    submissions.put(SendRequest("orders", b"x"))
     submissions.close()
     engine.close()
     errors = failures(reader)

@@ -1,9 +1,13 @@
-"""Waits for the work of another thread without a fixed sleep."""
+"""Waits for the work of another thread, or holds the producer's thread."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rocket_sink.producer.producer import Producer
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
@@ -12,3 +16,22 @@ def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"
         time.sleep(0.001)
+
+
+@contextmanager
+def held(producer: Producer) -> Iterator[None]:
+    """Hold the producer's thread in a call, so that requests wait in its queue."""
+    reached, over = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        reached.set()
+        return over.wait(60)
+
+    thread = threading.Thread(target=producer._live_session().driver.call, args=(hold,))
+    thread.start()
+    try:
+        assert reached.wait(60)
+        yield
+    finally:
+        over.set()
+        thread.join(60)

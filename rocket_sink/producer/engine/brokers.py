@@ -328,16 +328,6 @@ class Brokers:
 
     # --- events ------------------------------------------------------------------------------
 
-    def forget_requests(self) -> None:
-        """Set all in-flight counts to zero after a reset of the engine."""
-        for broker in self._brokers.values():
-            if broker.proxy is None:
-                broker.in_flight, broker.window = 0, None
-            else:
-                for state in broker.proxy.brokers:
-                    state.in_flight = 0
-        self.ranks_version += 1
-
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
         """Note an answer. A quick answer of a healthy broker leaves the fault table untouched."""
         broker.measure(rtt_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -57,7 +56,6 @@ from rocket_sink.wire.headers import Frame
 
 _LOG: Final = log.logger(__name__)
 STEP_S: Final = 0.02
-_RESETS_MAX: Final = 1000
 _TICK_S: Final = 0.01
 
 
@@ -409,30 +407,6 @@ class SendEngine:
         cause.__cause__ = error
         token = attempt.request.token
         return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
-
-    def reset(self) -> None:
-        """Reset the engine after an interrupt in the middle of a step. Complete each request that
-        can be found as not sent or unknown, and close all connections."""
-        # The interrupt may have left wrong counts. Make them too large to fall below zero here.
-        self.window.requests = self.window.bytes = sys.maxsize
-        for _ in range(_RESETS_MAX):
-            try:
-                self._abandon_pending(
-                    UnwrittenError("given up: a thread that sent was interrupted")
-                )
-                break
-            except Exception:  # errors of objects that the interrupt left half changed
-                _LOG.debug("a request was lost", exc_info=True)
-        self._handler.stopping = False
-        self._ends.clear()
-        self.waiting.drain_all()
-        self.waiting.ordered.clear()
-        self._questions.forget_requests()
-        self.client.reset()
-        self.routes.forget_look_ups()
-        self.heartbeats.forget_requests()
-        self.brokers.forget_requests()
-        self.window.requests = self.window.bytes = 0
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
         """Dispatch the attempt, or keep it until it may be sent. If a broker has room for a part of

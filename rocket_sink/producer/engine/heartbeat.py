@@ -89,11 +89,6 @@ class Heartbeats:
         """Send due heartbeats and probes in the next tick, without the wait of `_LOOK_S`."""
         self._next_look_s = 0.0
 
-    def forget_requests(self) -> None:
-        """Forget the heartbeats and probes under way, whose connections are closed."""
-        self._asked.clear()
-        self._probes.clear()
-
     def all_sent(self) -> bool:
         """Return whether each known broker got a heartbeat on its current connection."""
         return all(

@@ -77,10 +77,6 @@ class Questions:
             # A missing answer is no error for messages, because `Brokers` notices silent brokers.
             self._asked.pop(key, None)
 
-    def forget_requests(self) -> None:
-        """Forget the questions under way: after the engine's reset no answer to them can come."""
-        self._asked.clear()
-
     def wants_keys(
         self, topic: str, target: SendTarget, since_s: float, now_s: float
     ) -> bool | None:

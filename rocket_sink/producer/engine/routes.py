@@ -247,6 +247,10 @@ class Routes:
             self.refresh(topic, now_s)
         return state.info
 
+    def peek(self, topic: str) -> TopicPublishInfo | None:
+        """Return the known route of any age, if there is one; any thread may call this."""
+        return self._topics.get(topic, _UNKNOWN).info
+
     def _forget(self) -> None:
         """Forget the topics with the oldest routes, half of the limit. Topics in use have newer
         routes, because sends refresh them. A send to a forgotten topic waits for a look-up."""
@@ -271,12 +275,6 @@ class Routes:
         for topic, state in list(self._topics.items()):
             if now_s - state.asked_s >= self._interval_s:
                 self.refresh(topic, now_s)
-
-    def forget_look_ups(self) -> None:
-        """Forget the look-ups under way, whose connections are closed."""
-        for state in list(self._topics.values()):
-            state.fetching = False
-        self.look_ups += 1
 
     def error(self, topic: str) -> SendError | None:
         """Return the error that says why there is no route."""

@@ -1,0 +1,160 @@
+"""Code of a user beside the producer: callbacks, signal handlers and handlers of logging.
+
+They may take locks, block, send and close. Each script runs in a process of its own, because its
+defect is to hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import ProducerClosedError, RequestTimeoutError
+from rocket_sink.message import Message
+from rocket_sink.testing import Delay, FakeCluster
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+HEAD = """\
+import logging, random, signal, sys, threading, time
+from rocket_sink import Message, Producer
+from rocket_sink.errors import SendError
+def make():
+    producer = Producer(nameServer=sys.argv[1], sendMsgTimeout=60_000)
+    producer.send(Message("orders", b"first"))
+    return producer
+def interrupted(handler, sends):
+    random.seed(1)
+    for _ in range(30):
+        producer = make()
+        signal.signal(signal.SIGALRM, lambda *_: handler(producer))
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.002, 0.02))
+        end_s = time.monotonic() + 0.03
+        try:
+            while time.monotonic() < end_s:
+                sends(producer)
+        except SendError:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        producer.close()
+"""
+SCRIPTS = {
+    "a callback takes a lock of senders": """
+lock, producer = threading.Lock(), make()
+def callback(result, error):
+    with lock:
+        pass
+def work():
+    for _ in range(30):
+        with lock:
+            producer.send(Message("orders", b"s"))
+        producer.send_async(Message("orders", b"a"), callback)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+producer.close()
+""",
+    "a handler closes": """
+interrupted(Producer.close, lambda producer: producer.send(Message("orders", b"s")))
+""",
+    "a handler sends": """
+interrupted(
+    lambda producer: producer.send(Message("orders", b"h")),
+    lambda producer: producer.send(Message("orders", b"s")),
+)
+""",
+    "a handler sends between futures": """
+interrupted(
+    lambda producer: producer.send_async(Message("orders", b"h")).result(),
+    lambda producer: producer.send_async(Message("orders", b"s")).result(),
+)
+""",
+    "a callback closes": """
+producer, done = make(), threading.Event()
+def callback(result, error):
+    producer.close()
+    done.set()
+producer.send_async(Message("orders", b"a"), callback)
+try:
+    while not done.is_set():
+        producer.send(Message("orders", b"s"))
+except SendError:
+    pass
+assert done.wait(30)
+""",
+    "a handler of logging sends": """
+producer, sent = make(), threading.Event()
+class Handler(logging.Handler):
+    def emit(self, record):
+        producer.send(Message("orders", b"log"))
+        sent.set()
+logging.getLogger("rocket_sink").addHandler(Handler())
+log = logging.getLogger("rocket_sink.producer.engine.engine")
+producer._session.driver.call(lambda: log.warning("of the producer's thread") or True)
+assert sent.wait(30)
+producer.close()
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_users_code_may_call_everything(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + SCRIPTS[name] + "\nprint('done')\n")
+    ended = subprocess.run(
+        [sys.executable, str(script), cluster.name_server], capture_output=True, text=True,
+        timeout=LIMIT_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+def test_a_callback_that_blocks_delays_no_send(make_producer):
+    producer, began, over = make_producer(), threading.Event(), threading.Event()
+
+    def blocks(result, error):
+        began.set()
+        assert over.wait(60)
+
+    producer.send_async(Message("orders", b"x"), blocks)
+    assert began.wait(60)
+    for _ in range(3):
+        assert producer.send(Message("orders", b"x")).message_id
+        assert producer.send_async(Message("orders", b"x")).result(60).message_id
+    with pytest.raises(RequestTimeoutError, match="flush"):
+        producer.flush(0.05)
+    over.set()
+    producer.flush()
+
+
+def test_callbacks_run_in_the_order_of_completions(make_producer):
+    producer, calls = make_producer(ordering="strict"), []
+    for number in range(50):
+        producer.send_async(
+            Message("orders", b"x", sharding_key="k"),
+            lambda result, error, number=number: calls.append(number),
+        )
+    producer.flush()
+    assert calls == list(range(50))
+
+
+@pytest.mark.parametrize("options", [{}, {"autoBatch": True, "batchMaxDelayMs": 30_000}])
+def test_flush_waits_for_earlier_sends_and_their_callbacks(cluster, make_producer, options):
+    for broker in cluster.brokers:
+        broker.on_send(Delay(100), times=None)
+    producer, ends = make_producer(sendMsgTimeout=60_000, **options), []
+    for _ in range(20):
+        producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))
+    producer.flush()
+    assert len(ends) == 20 and all(error is None for _, error in ends)
+
+
+def test_a_closed_producer_has_nothing_to_flush(make_producer):
+    producer = make_producer()
+    producer.send(Message("orders", b"x"))
+    producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.flush()
