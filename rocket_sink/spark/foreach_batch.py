@@ -197,20 +197,23 @@ class BatchWriter:
             start = self._start(session, run, on_driver=True)
         place = start.place
         transactions = self._transactions(session)
+        is_new = start is not self._starts.get(query)
+        if is_new:
+            # Claim here: if Delta skips the epoch, no task runs that would claim.
+            if self._options.app_id and stream.query_id:
+                claim_app_id(place, self._options.app_id, stream.query_id, start.token)
+            is_held = check_not_ahead(session, place, query, epoch)
+            check_whole(place, query, epoch, is_held=is_held)
+        # Later, this note would replace the note of a frame that is refused beside this one.
+        again = not place.problem and begin_epoch(place, query, epoch)
         with _once_a_run(start, query, epoch):
-            if start is not self._starts.get(query):
-                # Claim here: if Delta skips the epoch, no task runs that would claim.
-                if self._options.app_id and stream.query_id:
-                    claim_app_id(place, self._options.app_id, stream.query_id, start.token)
-                is_held = check_not_ahead(session, place, query, epoch)
-                check_whole(place, query, epoch, is_held=is_held)
+            if is_new:
                 if transactions is not None:
                     transactions.end_earlier(query)
                 self._starts[query] = start
             if self._options.holds_pending_keys:
                 release(session, place)
             group = transactions.group if transactions is not None else ""
-            again = not place.problem and begin_epoch(place, query, epoch)
             append = begin_append(session, place, txn_app_id(query), epoch)
             sent = self._send(
                 df, "foreach_batch", epoch, query, run or query, group, append, again=again,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rocket_sink.commands.common.stream_run import Source, finish, run_batch
 from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame, query_of
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
@@ -110,6 +112,34 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(
         stream(spark, tmp_path, one_frame(sinks[0]))
     stream(spark, tmp_path, one_frame(sinks[1]))
     assert sent(cluster, "two") == [b"a", b"b"]
+
+
+def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("one", "two"):
+        cluster.brokers[0].store.forget(topic)
+    settings = {"nameServer": cluster.name_server, "ledger": str(tmp_path / "ledger")}
+    one, two = (RocketSink(topic=topic, **settings) for topic in ("one", "two"))
+
+    def two_frames(frame: Any, number: int) -> None:
+        @contextlib.contextmanager
+        def beside(*write: Any) -> Iterator[None]:
+            with _once_a_run(*write):
+                monkeypatch.setattr(foreach_batch, "_once_a_run", _once_a_run)
+                with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
+                    in_thread(two.write_batch, frame, number)
+                yield
+
+        monkeypatch.setattr(foreach_batch, "_once_a_run", beside)
+        one.write_batch(frame, number)
+        raise KeyError("the refused thread")
+
+    with pytest.raises(Exception, match="the refused thread"):
+        stream(spark, tmp_path, two_frames)
+    assert (sent(cluster, "one"), sent(cluster, "two")) == ([b"a", b"b"], [])
+    with pytest.raises(Exception, match="has one frame of the epoch 0"):
+        stream(spark, tmp_path, two.write_batch)
 
 
 def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(
