@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import time
@@ -74,6 +75,8 @@ def _around(
     owner: Any, name: str, point: str, ledger: Callable[..., str], *, after: bool = False
 ) -> None:
     inner = getattr(owner, name)
+    # Fail here rather than in each task, if the function has other parameters by now.
+    inspect.signature(ledger).bind(*inspect.signature(inner).parameters)
 
     @functools.wraps(inner)
     def outer(*args: Any, **named: Any) -> Any:
@@ -105,7 +108,7 @@ def install() -> None:
         return own._place.uri if task_of_lane else ""
 
     _around(task.TaskSender, "_submit", "request", of_request)
-    _around(totals.RowTotals, "check_balance", "answered", lambda own: own._options.ledger)
+    _around(totals.RowTotals, "check_balance", "answered", lambda own, *_: own._options.ledger)
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, append: append.place.uri, after=True)
     confirm = datasource._Writer
