@@ -246,18 +246,16 @@ def batches():
         reads.release()
         yield pa.record_batch({"n": [1]}, schema)
 
-class Native(BatchWriter):
-    def _query_of(self, session):
+class Frame:
+    @property
+    def sparkSession(self):
         pa.RecordBatchReader.from_batches(schema, batches()).read_all()
         sys.stdout.write("all batches were read\\n")
         raise SystemExit
 
-class Frame:
-    sparkSession = None
-
 options = SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
 for _ in range(4):
-    writer = Native(options)
+    writer = BatchWriter(options)
     threading.Thread(target=writer.write_epoch, args=(Frame(), 0), daemon=True).start()
 for _ in range(20):
     reads.acquire()

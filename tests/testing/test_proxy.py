@@ -166,6 +166,7 @@ def test_what_is_no_frame_passes_as_it_comes() -> None:
 
 def test_a_master_that_is_replaced(cluster: FakeCluster) -> None:
     """C74 (testChangeMaster): the same queues move to another address."""
+    cluster.create_topic("m")
     broker = cluster.brokers[0]
     with Producer(nameServer=cluster.name_server, ordering="strict") as producer:
         first = producer.send(Message("m", b"1", sharding_key="k"))
