@@ -186,6 +186,18 @@ def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(name in drawn for name in names)
 
 
+def test_each_row_of_the_identities_names_a_test_that_exists() -> None:
+    text = (DOCS / "guarantees" / "identity.md").read_text("utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
+    tests = [row[5] for row in rows if row[5].strip() not in {"test", "---"}]
+    assert len(tests) > 20
+    for cell in tests:
+        words = re.findall("`([^`]+)`", cell)
+        sources = [(ROOT / "tests" / word).read_text("utf-8") for word in words if "/" in word]
+        for name in (word for word in words if "/" not in word):
+            assert any(name in source for source in sources), cell
+
+
 def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = module("ways", monkeypatch)
     # A row takes 52 files and a message 27, and a busy machine may add some: the shapes of answers
