@@ -34,6 +34,9 @@ _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
 """Pause between two looks for the token. NFS clients cache that a file is missing."""
 
+_ENDS: Final = "The task ends before it sends or writes a row"
+"""Part of an error's text that is true of each task that checks a token, also of a fold's task."""
+
 _tried: set[LedgerToken] = set()
 """Tokens of ledgers to which this process, or its parent before a fork, has written."""
 
@@ -74,7 +77,7 @@ class LedgerToken:
         except OSError as error:
             raise LedgerError(
                 f"this task, in {worker_and_user()}, cannot read and "
-                f"write the ledger {self.uri}: {error}. No row of it was sent; {place.remedy}",
+                f"write the ledger {self.uri}: {error}. {_ENDS}; {place.remedy}",
                 path=self.uri,
             ) from error
         _tried.add(self)
@@ -92,15 +95,16 @@ class LedgerToken:
         remedy = (
             "A path without a scheme is a folder of each host: mount storage that the driver and "
             "all executors share there, or give a ledger on a store that all of them reach (s3://, "
-            "gs://, abfs://, hdfs://). If the folder was deleted or restored while the query ran, "
-            "start the query again"
+            "gs://, abfs://, hdfs://). In foreach and the data source you can also set "
+            "ledgerVia=spark, by which only the driver writes there. If the folder was deleted or "
+            "restored while the query ran, start the query again"
             if place.is_local
             else f"Driver and executors reach different stores by that name; {place.remedy}"
         )
         raise LedgerError(
             f"the ledger {self.uri} that this task sees in {worker_and_user()} is not the one "
-            f"that the driver sees: {name}, which is there on the driver, is not here. No row of "
-            f"this task was sent. {remedy}",
+            f"that the driver sees: {name}, which is there on the driver, is not here. "
+            f"{_ENDS}. {remedy}",
             path=self.uri,
         )
 

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
 from rocket_sink.java import find_java
+from rocket_sink.ledger.driver import fold as fold_module
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
@@ -94,7 +95,8 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
         bodies = pa.array(HALF_BAD[part::PARTS], pa.string())
         table = pa.table({"body": bodies, "filler": [os.urandom(64) for _ in bodies]})
         pq.write_table(table, source / f"{part}.parquet", compression="none")
-    lanes = {lane.name: lane for lane in (*LANES, Lane("backfill", _backfill), Lane("fold", _fold))}
+    own = {"backfill": _backfill, "fold": _fold, "large_fold": _fold_as_large, "handed": _handed}
+    lanes = {lane.name: lane for lane in (*LANES, *map(Lane, own, own.values()))}
     for case in cases:
         disk, _, name = case.partition(":")
         options = {"nameServer": name_server, "topic": f"{disk}-{name}",
@@ -130,6 +132,24 @@ def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -
     spool.append(letter(context()), accounts(context(), dead=1))
     spool.seal()
     Ledger(options["ledger"]).sync(spark)
+
+
+def _fold_as_large(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    """Fold rows that tasks would read, if tasks saw them."""
+    limit, fold_module.DRIVER_BYTES = fold_module.DRIVER_BYTES, 0
+    try:
+        _fold(spark, source, checkpoint, options)
+    finally:
+        fold_module.DRIVER_BYTES = limit
+
+
+def _handed(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    """Run foreach and a write of the data source, whose rows Spark brings to the driver."""
+    for lane in LANES:
+        if lane.name in ("foreach", "source_batch"):
+            options["ledger"] = f"{Path(options['ledger']).parent}/{lane.name}"
+            lane.run(spark, source, checkpoint, {**options, "ledgerVia": "spark"})
+            Ledger(options["ledger"]).sync(spark)
 
 
 class _Heard(logging.Handler):

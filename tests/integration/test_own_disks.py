@@ -33,7 +33,7 @@ ROWS = 400
 CASES = {
     "spool": ("foreach",),
     "shared": ("foreach",),
-    "own": ("foreach", "write", "source_batch", "fold"),
+    "own": ("foreach", "write", "source_batch", "fold", "large_fold", "handed"),
     "readonly": ("backfill",),
 }
 """The disks of `own_disks.py`, and the lanes that use their ledgers.
@@ -43,7 +43,7 @@ CASES = {
 ALL_CASES = {
     "spool": ("foreach", "source_batch"),
     "shared": ("foreach", "source_batch"),
-    "own": (*EVERY, "fold"),
+    "own": (*EVERY, "fold", "large_fold", "handed"),
     "readonly": EVERY,
 }
 
@@ -96,10 +96,27 @@ def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> None:
     for lane, result in played.of("own").items():
-        assert "not the one that the driver sees" in result["error"], (lane, result)
-        assert "mount storage" in result["error"], lane
-        assert not played.stored("own", lane), lane
-    assert len(list((played.folder / "own/ledger/_spool").rglob("*.arrow"))) == 1
+        if lane in EVERY:
+            assert "not the one that the driver sees" in result["error"], (lane, result)
+            assert "mount storage" in result["error"], lane
+            assert "set ledgerVia=spark" in result["error"], lane
+            assert not played.stored("own", lane), lane
+
+
+def test_the_driver_folds_what_only_the_driver_sees(played: Played) -> None:
+    """Fold rows of a spool on the driver's own disk, and rows that Spark has brought there."""
+    own = played.of("own")
+    assert not own["fold"]["error"] and not own["fold"]["log"], own["fold"]
+    (warning,) = own["large_fold"]["log"]
+    assert "the driver reads all files of each fold itself" in warning
+    assert not own["large_fold"]["error"] and not own["handed"]["error"], own
+    assert not any("ERROR" in line for line in own["handed"]["log"]), own["handed"]
+    assert played.stored("own", "handed") == 2 * (ROWS // 2)
+    for name in ("foreach", "source_batch"):
+        (epoch,) = view_rows(played.folder / "own" / name, "SELECT * FROM epochs")
+        sums = epoch.rows_in, epoch.acked, epoch.dead, epoch.missing_rows, epoch.adds_up
+        assert sums == (ROWS, ROWS // 2, ROWS // 2, 0, True), name
+    assert not list((played.folder / "own").rglob("*.arrow"))
 
 
 def test_nothing_is_sent_by_tasks_that_cannot_write(played: Played) -> None:

@@ -210,6 +210,31 @@ def test_big_spools_are_read_by_tasks_and_cut_into_several_folds(spark, tables, 
     assert [rows_of[number] for number in numbers] == [4] * 6
 
 
+def test_the_driver_reads_big_spools_that_executors_do_not_see(
+    spark, tmp_path, monkeypatch, caplog
+):
+    """Ask the executors once: each failed job takes slots of the query for seconds."""
+    asked = []
+
+    def refuse(*places: object) -> None:
+        asked.append(places)
+        raise LedgerError("the ledger is not the one that the driver sees")
+
+    monkeypatch.setattr(fold_module, "prove_executors", refuse)
+    monkeypatch.setattr(fold_module._Folder, "_tasks", None)
+    spool(str(tmp_path), 0)
+    assert fold(spark, str(tmp_path)).rows == 2
+    assert not asked
+    monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
+    for number in (1, 2):
+        spool(str(tmp_path), number)
+        assert fold(spark, str(tmp_path)).rows == 2
+    assert len(asked) == 1
+    assert caplog.text.count("the driver reads all files of each fold itself") == 1
+    assert partitions(spark, tmp_path) == {0: 2, 1: 2, 2: 2}
+    assert left(tmp_path) == []
+
+
 def test_two_folds_at_once(spark, tables):
     spool(str(tables), 9400)
     entered, go_on = threading.Event(), threading.Event()

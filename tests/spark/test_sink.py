@@ -188,7 +188,9 @@ class TestForeach:
             sink = self.sink(cluster, tmp_path / "ledger")
             (tmp_path / "ledger").rename(tmp_path / "elsewhere")
             sink.open(0, 5)
-            with pytest.raises(LedgerError, match=r"not the one.*No row of this task was sent"):
+            with pytest.raises(
+                LedgerError, match=r"not the one.*ends before it sends.*set ledgerVia=spark"
+            ):
                 for _ in range(3):
                     sink.process(Row(body="x"))
             assert not cluster.messages("t")

@@ -507,7 +507,7 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
-    """Let executors check the folder, once per application. Call this before Spark reads the table.
+    """Let executors check the folder, once per application, before tasks read or write it.
 
     On an executor without the folder Spark's tasks would only report a missing file. Executors that
     start later check the folder in their tasks. Raise LedgerError, which says what to change, if an

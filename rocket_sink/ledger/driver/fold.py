@@ -39,11 +39,12 @@ from pyarrow import fs
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.append.appender import begin_append, short
 from rocket_sink.ledger.append.table import (
-    check_commits,
     ensure_table,
     fold_app_id,
+    is_table,
     last_txn_version,
     ledger_token,
+    open_for_commits,
     prove_executors,
     rows_of_commit,
     table_version,
@@ -140,6 +141,9 @@ _Rows = list[pa.RecordBatch]
 _ReadFile = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 
 _LOG: Final = log.logger(__name__)
+_apart: set[tuple[str, LedgerPath]] = set()
+"""(application, ledger) pairs whose executors did not find the ledger's folder. The answer is kept,
+because the failing job holds slots of the query for seconds."""
 _LOOK_DDL: Final = "path STRING, rows BIGINT, damaged BOOLEAN, text STRING"
 
 
@@ -201,8 +205,8 @@ def fold(
     spools = spools_in_use(place)
     if not spools:
         return FoldSummary()
-    check_commits(place)
-    prove_executors(spark, place)
+    if place.is_local and open_for_commits(spark, place) is None and is_table(spark, place):
+        prove_executors(spark, place)  # Tasks of Spark's Delta read and write this table.
     summary = FoldSummary()
     for spool in spools:
         with ledger_lock(spool, wait_s) as lock:
@@ -256,8 +260,6 @@ class _Folder:
         self._spark = spark
         self._place = place
         self._spool = spool
-        # Executors cannot see a folder on the driver's host.
-        self._driver_reads = spool != place
         self._fs = spool.filesystem()
         self._notes = NoteStore(spool, _KIND)
         self._step = on_step
@@ -271,7 +273,8 @@ class _Folder:
         ledger_id = ensure_table(self._spark, self._place)
         self._complete_begun(ledger_id)
         self._step("listed")
-        for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
+        is_read_by_tasks = self._is_read_by_tasks(sum(info.size or 0 for info in files))
+        for share in _shares(files, FOLD_BYTES if is_read_by_tasks else DRIVER_BYTES):
             # Take the number from Delta's log, which is lost only together with the rows.
             last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
             version = table_version(self._spark, self._place)
@@ -346,13 +349,29 @@ class _Folder:
                 _LOG.warning("%s; it stays there; the table lacks its rows", error)
                 self._add(left=(path,))
 
+    def _is_read_by_tasks(self, size: int) -> bool:
+        """Return whether tasks read files of this size in all. Executors may have another folder at
+        the spool's path: then the driver reads, who has written the files (`ledgerVia=spark`)."""
+        # Executors cannot see a spool on the driver's host.
+        if self._spool != self._place or size <= DRIVER_BYTES:
+            return False
+        key = (str(self._spark.sparkContext.applicationId), self._place)
+        if key not in _apart:
+            try:
+                prove_executors(self._spark, self._place)
+                return True
+            except LedgerError as error:
+                _LOG.warning("the driver reads all files of each fold itself: %s", error)
+                _apart.add(key)
+        return False
+
     def _read(self, paths: list[str], size: int) -> _Contents:
         """Read the files, several at a time, because each answer of a store takes some
         milliseconds. If they are large, let tasks only look at them.
 
         The tasks of the append read each file a second time. A file may exceed their memory, so
         without this first pass they would append its first rows before they see a fault."""
-        if not self._driver_reads and size > DRIVER_BYTES:
+        if self._is_read_by_tasks(size):
             tasks, look = self._tasks(paths, _look_at)
             looks = {row.path: row for row in tasks.mapInArrow(look, _LOOK_DDL).collect()}
             counts = {path: looks[path].rows for path in paths if path in looks}

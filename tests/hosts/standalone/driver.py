@@ -1,9 +1,9 @@
 """A Spark driver on a host, which runs lanes over their sources until they have ended well.
 
 Standard input is a plan (JSON): master, host (address of this driver), conf, options, lanes as
-{name, folder, topic}, report (a file), tries (of a lane, 6 by default). Each lane has a thread that
-begins again after a failure. At the end the report has the errors and the ledger's views of each
-lane.
+{name, folder, topic, ledger}, report (a file), tries (of a lane, 6 by default). Each lane has a
+thread that begins again after a failure. At the end the report has the errors and the ledger's
+views of each lane.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rocket_sink import Ledger, register
 from rocket_sink.spark.session import build_session
 from tests.crash.files import write_whole
 from tests.integration import lanes
+from tests.ledger.views import view_rows
 
 FILES_PER_EPOCH = 4
 _TRIES = 6
@@ -42,9 +43,9 @@ def _run(
     # A driver that goes on for a dead one skips the lanes that the dead driver has ended.
     mark = folder / "ended"
     has_ended = mark.exists()
-    # The ledger is beside the source, in the folder that all hosts share.
-    options = {**plan["options"], "topic": lane["topic"], "ledger": str(folder / "ledger"),
-            "appId": lane["topic"]}  # fmt: skip
+    options = {**plan["options"], "topic": lane["topic"], "ledger": lane["ledger"]}
+    if options.get("ledgerVia") != "spark":  # Tasks keep notes of an `appId` in the ledger.
+        options["appId"] = lane["topic"]
     while not has_ended and len(errors) < plan.get("tries", _TRIES):
         try:
             run(spark, folder / "source", folder / "checkpoint", options)
@@ -55,11 +56,13 @@ def _run(
     ledger = Ledger(options["ledger"])
     while ledger.sync(spark).busy:
         pass
-    rows = ledger.epochs(spark).collect() if ledger.exists() else []
+    # Spark would read the ledger on the executors, which may not see it.
+    rows = view_rows(options["ledger"], "SELECT * FROM epochs") if ledger.exists() else []
     epochs = [
-        {"query": row.query_id, "adds_up": row.adds_up, **{name: row[name] for name in _COUNTS}}
+        {"query": row.query_id, "adds_up": row.adds_up,
+         **{name: getattr(row, name) for name in _COUNTS}}
         for row in rows
-    ]
+    ]  # fmt: skip
     found[lane["name"]] = {"ended": has_ended, "errors": errors, "epochs": epochs}
 
 

@@ -50,11 +50,12 @@ _SECTION = """
 ## Spark on several hosts
 
 A standalone master, two workers, drivers and two brokers, each on a host with a disk of its own;
-sources, checkpoints and ledgers on a folder that all share. The lanes foreach, foreachBatch,
-`sink.write` and `format("rocketmq")` as stream and as batch run side by side, in client deploy
-mode: Spark refuses cluster deploy mode for Python on standalone clusters. Faults come again until
-they have met each lane in the middle of its rows. Figures are of all five lanes; what is stored is
-what the official Java client reads. Order is counted whether or not it was promised. Made by
+sources, checkpoints and, but for one case, ledgers on a folder that all share. The lanes foreach,
+foreachBatch, `sink.write` and `format("rocketmq")` as stream and as batch run side by side, in
+client deploy mode: Spark refuses cluster deploy mode for Python on standalone clusters. The case
+with ledgers on the driver's own disk has foreach and the data source. Faults come again until they
+have met each lane in the middle of its rows. Figures are of all lanes; what is stored is what the
+official Java client reads. Order is counted whether or not it was promised. Made by
 `python -m tests.hosts.standalone`.
 
 - **executors**: how many the workers have started. **tasks sent again**: tasks that were run more

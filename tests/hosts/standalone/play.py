@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tests.crash import ledger_log
 from tests.crash.judge import Accounts, Copy, Epoch, Row, Verdict, judge
+from tests.hosts.bed import DISK
 from tests.hosts.standalone.driver import FILES_PER_EPOCH
 from tests.hosts.standalone.place import CONF, SHARED, Standalone
 from tests.java_client import read_with_java
@@ -34,6 +35,8 @@ class Case:
 
     Attributes:
         apply: makes the fault. It is called again for lanes that begin later, unless `once`.
+        lanes: the lanes of the case; the others are not run.
+        is_ledger_own: the ledgers are on the driver's own disk, which no other host sees.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Case:
     conf: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
+    lanes: Sequence[str] = LANES
+    is_ledger_own: bool = False
 
 
 def _nothing(at: Standalone, plan: Mapping[str, Any]) -> None:
@@ -76,6 +81,9 @@ CASES: Sequence[Case] = (
          conf=_SPECULATION, options={"allowSpeculation": True}),
     Case("dynamic", "dynamic allocation, an executor is killed", Standalone.kill_executor,
          conf=_DYNAMIC),
+    Case("handed", "an executor is killed; ledgers on the driver's own disk, `ledgerVia=spark`",
+         Standalone.kill_executor, options={"ledgerVia": "spark"}, is_ledger_own=True,
+         lanes=("foreach", "source_stream", "source_batch")),
 )  # fmt: skip
 SHORT = ("worker_host_once",)
 SHORT_LANES = ("foreach", "source_stream")
@@ -86,7 +94,10 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
     at.revive()
     executors = at.executors_begun()
     folder = SHARED / case.name
-    lanes = make_lanes(at, folder, case.name, names)
+    own_ledgers = DISK / "ledgers" if case.is_ledger_own else None
+    lanes = make_lanes(
+        at, folder, case.name, [name for name in names if name in case.lanes], own_ledgers
+    )
     time.sleep(1)
     report = folder / "report.json"
     options = {
@@ -100,7 +111,10 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
     reports = at.told(report)
     rows = {}
     for lane in lanes:
-        verdict = _judged(at, lane, reports[lane["name"]])
+        ledger = Path(lane["ledger"])
+        if case.is_ledger_own:
+            ledger = at.drivers[0].disk / ledger.relative_to(DISK)
+        verdict = _judged(at, lane, ledger, reports[lane["name"]])
         batch = lane["name"] in _BATCHES
         faults_by_name = verdict.faults(ordering=case.ordering, delivery=case.delivery, batch=batch)
         if batch and case.once:
@@ -113,7 +127,7 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
             **asdict(verdict), "rows": _FILES * _ROWS, "broken": broken,
             "errors": reports[lane["name"]]["errors"],
             "announced": sum(e["duplicates_possible"] for e in reports[lane["name"]]["epochs"]),
-            **_repeats(Path(lane["folder"], "ledger")),
+            **_repeats(ledger),
         }  # fmt: skip
     return {"name": case.name, "title": case.title, "delivery": case.delivery,
             "ordering": case.ordering, "faults": faults,
@@ -121,12 +135,16 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
 
 
 def make_lanes(
-    at: Standalone, folder: Path, prefix: str, names: Sequence[str]
-) -> list[dict[str, str]]:
-    """Make a topic and a source for each lane, and return the lanes for a driver's plan."""
+    at: Standalone, folder: Path, prefix: str, names: Sequence[str],
+    own_ledgers: Path | None = None,
+) -> list[dict[str, str]]:  # fmt: skip
+    """Make a topic and a source for each lane, and return the lanes for a driver's plan. Ledgers
+    are in `own_ledgers`, else beside the source in the folder that all hosts share."""
     lanes = [
-        {"name": lane, "folder": str(folder / lane), "topic": f"{prefix}-{lane}"} for lane in names
-    ]
+        {"name": lane, "folder": str(folder / lane), "topic": f"{prefix}-{lane}",
+         "ledger": str(folder / lane / "ledger" if own_ledgers is None else own_ledgers / lane)}
+        for lane in names
+    ]  # fmt: skip
     with at.admin() as tool:
         for lane in lanes:
             tool.create_topic(lane["topic"], queues=4)
@@ -203,8 +221,9 @@ def _write(source: Path, files: Sequence[Sequence[Row]]) -> None:
         os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
 
 
-def _judged(at: Standalone, lane: Mapping[str, str], told: Mapping[str, Any]) -> Verdict:
-    ledger = Path(lane["folder"], "ledger")
+def _judged(
+    at: Standalone, lane: Mapping[str, str], ledger: Path, told: Mapping[str, Any]
+) -> Verdict:
     copies = [
         Copy(
             ledger_log.row_of(message.body or b""), message.message_id,
