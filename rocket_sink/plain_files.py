@@ -3,7 +3,10 @@
 A user who can write to a ledger's folder can put a link, a pipe or a device in the place of a file.
 So this file system opens the folders on a path one by one (`openat` with O_NOFOLLOW): nobody can
 replace a folder between check and use. It opens only plain files and folders. The folder itself and
-the folders above it may be links."""
+the folders above it may be links.
+
+Driver and tasks may be different users (YARN), and each must delete the other's files. So whatever
+is made here gets the group and the mode of the folder, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from typing import IO, Final
 import pyarrow as pa
 from pyarrow import fs
 
-from rocket_sink.private_file import refused
+from rocket_sink.private_file import refused, rights, share
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,7 +39,8 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     Raises from all methods:
         OSError: from `os`.
         PermissionError: the path is not below the folder, leads through a link, or leads to
-            something that is neither a plain file nor a folder.
+            something that is neither a plain file nor a folder. Or this user lacks rights: then the
+            text names owners and modes.
     """
 
     def __init__(self, root: str) -> None:
@@ -74,8 +78,8 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
         if recursive:
             Path(self._root).mkdir(parents=True, exist_ok=True)
         else:
-            with self._parent(path) as (handle, name), contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=handle)
+            with self._parent(path) as (handle, name):
+                self._make(handle, name, path)
         # Open the folder, to prove that it is a folder.
         with self._parent(f"{path}/-", makes=recursive):
             pass
@@ -116,6 +120,8 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 os.close(opened)
                 raise refused(path, _NOT_PLAIN)
+            if flags & os.O_CREAT:
+                self._share(opened, 0o666)
             return opened
 
         with self._parent(path) as (handle, name):
@@ -165,14 +171,34 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
             for folder in folders:
                 at = f"{at}/{folder}"
                 if makes:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(folder, dir_fd=handle)
+                    self._make(handle, folder, at)
                 below = _enter(handle, folder, at)
                 os.close(handle)
                 handle = below
             yield handle, name
+        except PermissionError as error:
+            if error.errno != errno.EACCES:
+                raise
+            text = f"{os.strerror(errno.EACCES)} ({rights(Path(path))})"
+            raise PermissionError(errno.EACCES, text, path) from error
         finally:
             os.close(handle)
+
+    def _make(self, handle: int, name: str, path: str) -> None:
+        """Make a folder below an open one, unless there is one."""
+        try:
+            os.mkdir(name, dir_fd=handle)
+        except FileExistsError:
+            return
+        made = _enter(handle, name, path)
+        try:
+            self._share(made, 0o2777)
+        finally:
+            os.close(made)
+
+    def _share(self, handle: int, most: int) -> None:
+        root = Path(self._root).stat()
+        share(handle, root, root.st_mode & most)
 
     def _parts(self, path: str) -> list[str]:
         if path == self._root:

@@ -1,20 +1,26 @@
 """Private files, and locks on them, in folders that other users may write to.
 
 Another user may have put something at the path: a link to one of our files, a pipe that blocks, or
-a file that the other user can lock. So this module opens only plain files of this user. It does not
-overwrite text that it did not write."""
+a file that the other user can lock. So this module opens only plain files of users who may use the
+folder. It does not overwrite text that it did not write.
+
+Who may use a folder is decided by its mode: its owner, its group if the group may write, or all
+users. In a folder with the sticky bit, such as `/tmp`, each user has files of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rocket_sink.owner import Owner, this_process
 
@@ -24,18 +30,24 @@ _MOST_TEXT: Final = 512
 
 
 def open_private(path: Path) -> int:
-    """Open a plain file of this user for reading and writing, or create it with mode 0600.
+    """Open a plain file for reading and writing, or create it.
 
-    Return a descriptor, which the caller closes. The file may also belong to the folder's owner, so
-    that root can use the files of a user. A file of this user gets the mode 0600, because others
-    who can open a file can lock it.
+    Return a descriptor, which the caller closes. A file of this user gets the mode 0600 and, if the
+    group or all users may write to the folder, 0660 or 0666: others who can open a file can lock
+    it. The file may belong to the folder's owner, so that root can use the files of a user, or to
+    another user who may write to the folder.
 
     Raises:
         OSError: from `os.open`.
         PermissionError: the file is a link, has several names, is not plain, or is another user's.
+            If this user may not open it, the text names owners and modes.
     """
     try:
         handle = os.open(path, _FLAGS, 0o600)
+    except PermissionError as error:
+        raise PermissionError(
+            error.errno, f"{error.strerror} ({rights(path)})", str(path)
+        ) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise refused(path, "is a symbolic link") from error
@@ -46,15 +58,50 @@ def open_private(path: Path) -> int:
             raise refused(path, "is not a plain file")
         if status.st_nlink > 1:
             raise refused(path, "has a second name (a hard link)")
-        own = status.st_uid == os.geteuid()
-        if not own and status.st_uid != path.parent.stat().st_uid:
-            raise refused(path, f"belongs to another user (uid {status.st_uid})")
-        if own and stat.S_IMODE(status.st_mode) & 0o077:
+        folder = path.parent.stat()
+        writers = 0 if folder.st_mode & stat.S_ISVTX else folder.st_mode & 0o022
+        is_of_group = writers & 0o020 and status.st_gid == folder.st_gid
+        if status.st_uid == os.geteuid():
             os.fchmod(handle, 0o600)
+            share(handle, folder, 0o600 | writers * 3)
+        elif status.st_uid != folder.st_uid and not (is_of_group or writers & 0o002):
+            raise refused(path, f"belongs to another user (uid {status.st_uid})")
     except BaseException:
         os.close(handle)
         raise
     return handle
+
+
+def share(handle: int, folder: os.stat_result, mode: int) -> None:
+    """Give an open file or folder of this user the mode and, unless all users may write to the
+    folder, the folder's group. Change nothing in a folder with the sticky bit, or if this user is
+    not in the group."""
+    with contextlib.suppress(OSError):
+        if folder.st_mode & stat.S_ISVTX:
+            return
+        is_for_all = folder.st_mode & stat.S_IWOTH
+        if not is_for_all and os.fstat(handle).st_gid != folder.st_gid:
+            os.fchown(handle, -1, folder.st_gid)
+        os.fchmod(handle, mode)
+
+
+def rights(path: Path) -> str:
+    """Return words for an error: mode, owner and group of a path and of the folder that contains
+    it, as far as they exist and this user may see them."""
+    lines = []
+    for at in (path, path.parent):
+        with contextlib.suppress(OSError):
+            status = at.lstat()
+            owner, group = _name(pwd.getpwuid, status.st_uid), _name(grp.getgrgid, status.st_gid)
+            lines.append(f"{at} is {stat.filemode(status.st_mode)} of {owner}:{group}")
+    return ", ".join(lines) or f"nothing is to be seen of {path}"
+
+
+def _name(ask: Callable[[int], Sequence[Any]], number: int) -> str:
+    try:
+        return str(ask(number)[0])
+    except KeyError:  # A container's user may have no name.
+        return str(number)
 
 
 def check_folder(path: Path) -> None:

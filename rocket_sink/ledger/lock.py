@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.notes import read_bytes
-from rocket_sink.ledger.path import LedgerPath, failing, make_folder_of
+from rocket_sink.ledger.path import SHARE, LedgerPath, failing, make_folder_of
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
 
@@ -195,7 +195,7 @@ class LedgerLock:
                 locks = Path(self._place.locks)
                 for folder in (locks.parent, locks):
                     check_folder(folder)  # Refuse a link that another user has put there.
-                    folder.mkdir(parents=True, exist_ok=True)
+                make_folder_of(self._place.filesystem(), self._path)
             return self._lock.acquire(wait_s, on_wait=on_wait)
 
     def release(self) -> None:
@@ -217,8 +217,8 @@ class LedgerLock:
     def _errors(self) -> contextlib.AbstractContextManager[None]:
         return failing(
             f"cannot use the lock {self._path} of the ledger {self._place}", self._path,
-            ". Users who fold or start queries must be able to write below the ledger's folder. "
-            "The lock files must belong to them, or to the owner of their folder",
+            ". Users who fold or start queries must be able to write below the ledger's folder: "
+            f"{SHARE}",
         )  # fmt: skip
 
 

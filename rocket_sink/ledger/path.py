@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.storage import Properties, open_store, properties_for
+from rocket_sink.private_file import rights
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -31,6 +32,11 @@ LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
 """Folder of spool files in the table's folder; Delta ignores names that start with `_`."""
 NOTES: Final = "_notes"
+SHARE: Final = (
+    "if they are several, give the folder a group of all of them (`chgrp -R`, `chmod -R g+rwX`, "
+    "and `chmod g+s` for its folders), and run them with `umask 002`"
+)
+"""Advice for a local ledger that several users write to."""
 _PART_LENGTH: Final = 80
 _DIGEST_LENGTH: Final = 32
 _OTHERS: Final = re.compile(rb"[^A-Za-z0-9.-]")
@@ -109,7 +115,10 @@ class LedgerPath:
     def remedy(self) -> str:
         """Advice for the error of a task or driver that cannot use the folder."""
         if self.is_local:
-            return "let the users of driver and executors write to this folder, on every host"
+            return (
+                f"{rights(Path(self.root))}; let the users of driver and executors write to this "
+                f"folder, on every host: {SHARE}"
+            )
         return _remedy(_scheme(self.uri))
 
     def filesystem(self) -> fs.FileSystem:

@@ -215,6 +215,8 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
 
     uri, options = _where(place)
     try:
+        if place.is_local:  # delta-rs would make the folder by the umask.
+            place.filesystem().create_dir(f"{place.root}/{LOG_FOLDER}", recursive=True)
         DeltaTable.create(
             uri, schema, mode="error", partition_by=["kind"], storage_options=options,
             configuration=dict(properties), raise_if_key_not_exists=False,
