@@ -18,15 +18,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.storage import Properties, open_store, properties_for
+from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger.storage import Properties, is_classic, open_store, properties_for
 from rocket_sink.private_file import rights
 
 if TYPE_CHECKING:
     from pyarrow import fs
+    from pyspark.sql import SparkSession
 
 LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
@@ -189,6 +190,29 @@ def make_folder_of(filesystem: fs.FileSystem, path: str) -> None:
     """Make the parent folder of a file that is to be written, unless the store has no folders."""
     if not is_object_store(filesystem):
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+
+
+def check_encoding(spark: SparkSession, path: str) -> None:
+    """Raise ConfigurationError if Java would take a path for another one. Without a UTF-8 locale,
+    as in many containers, Java uses `?` for characters that are not ASCII: Spark would not see a
+    folder that Python sees, and would make another one beside it."""
+    if not path or is_remote(path) or not is_classic(spark):
+        return
+    path = str(Path(path).absolute())
+    if path.isascii():
+        return
+    jvm: Any = spark._jvm
+    encoding = str(jvm.java.lang.System.getProperty("sun.jnu.encoding"))
+    with contextlib.suppress(LookupError, UnicodeError):
+        if path.encode(encoding) == os.fsencode(path):
+            return
+    raise ConfigurationError(
+        f"Spark's Java cannot use the path {path}: its encoding of file names "
+        f"(sun.jnu.encoding) is {encoding}, so Java would use another path. Nothing was read or "
+        "sent. Set LC_ALL=C.UTF-8 in the environment of spark-submit and, as "
+        "spark.executorEnv.LC_ALL and spark.yarn.appMasterEnv.LC_ALL, of the cluster's processes. "
+        "The setting -Dsun.jnu.encoding has no effect"
+    )
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:

@@ -3,8 +3,10 @@ works as well; it needs Delta only where a ledger is written or read."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib.metadata
+import locale
 import os
 import sys
 import warnings
@@ -87,7 +89,8 @@ def build_session(
 def prepare_environment() -> None:
     """Set what a JVM or a worker needs in its environment. `PYSPARK_PYTHON`: Spark does not find a
     virtual environment's Python by itself, and a worker without packages fails late. `JAVA_HOME`:
-    only if the caller has no Java. Raise a ConfigurationError if there is no Java 17 or later."""
+    only if the caller has no Java. `LC_ALL`: only if Java would know no file names but ASCII. Raise
+    a ConfigurationError if there is no Java 17 or later."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     silence_pandas_warning()
@@ -95,6 +98,23 @@ def prepare_environment() -> None:
         from rocket_sink.java import find_java
 
         os.environ["JAVA_HOME"] = str(find_java().home)
+        if _locale_is_ascii():
+            os.environ["LC_ALL"] = "C.UTF-8"
+
+
+def _locale_is_ascii() -> bool:
+    """Return whether the environment names no locale, the locale C, or a locale that this host does
+    not have. Python has file names in UTF-8 then, and Java in ASCII."""
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+        return codecs.lookup(locale.nl_langinfo(locale.CODESET)).name == "ascii"
+    except locale.Error:
+        return True
+    except LookupError:
+        return False
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
 
 
 def silence_pandas_warning() -> None:

@@ -37,7 +37,7 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_token
-from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.net import log
@@ -64,7 +64,8 @@ _UPDATE: Final = (
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
     """Warn once of settings that weaken the sink's promises. Raise a ConfigurationError if
-    spark.speculation is on without `allowSpeculation`, or if the session was stopped."""
+    spark.speculation is on without `allowSpeculation`, if the session was stopped, or if its Java
+    cannot use the ledger's path."""
     session = session or active_session()
     if session is None:
         return
@@ -73,6 +74,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
             "the Spark session of this frame was stopped: begin a new session, and make the frame "
             "again with it"
         )
+    check_encoding(session, options.ledger)
     warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
 

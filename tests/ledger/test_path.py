@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger.path import check_encoding, path_part, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 
 from .night import store
@@ -57,6 +59,29 @@ def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: P
     for name in ("a#b", "a?b", "a%20b"):
         folder = folder.rename(tmp_path / name)
         assert open_quick(folder) is None
+
+
+def _session(encoding: str) -> Any:
+    system = SimpleNamespace(getProperty={"sun.jnu.encoding": encoding}.get)
+    lang = SimpleNamespace(System=system)
+    jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
+    return SimpleNamespace(_jsparkSession=object(), _jvm=jvm)
+
+
+@pytest.mark.parametrize("encoding", ["ANSI_X3.4-1968", "ISO-8859-1", "GBK", "x-of-java-only"])
+def test_a_path_that_java_would_take_for_another_one_is_refused(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = _session(encoding)
+    with pytest.raises(ConfigurationError, match=f"is {encoding}.*LC_ALL=C.UTF-8"):
+        check_encoding(spark, "/data/\u8ba2\u5355")
+    for path in ("", "/data/orders", "s3://bucket/\u8ba2\u5355"):
+        check_encoding(spark, path)
+    (tmp_path / "\u8ba2\u5355").mkdir()
+    monkeypatch.chdir(tmp_path / "\u8ba2\u5355")
+    with pytest.raises(ConfigurationError, match="\u8ba2\u5355/ledger"):
+        check_encoding(spark, "ledger")
+    check_encoding(_session("UTF-8"), "ledger")
 
 
 def test_long_ids_that_differ_at_their_end_have_files_of_their_own() -> None:

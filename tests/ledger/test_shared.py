@@ -28,6 +28,7 @@ from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark import session_checks
 from rocket_sink.spark.session_checks import check_session
 
 
@@ -205,6 +206,17 @@ def test_a_stopped_session_is_refused() -> None:
     stopped: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     with pytest.raises(ConfigurationError, match="was stopped"):
         check_session(SinkOptions.parse({"nameServer": "-:1"}), stopped)
+
+
+def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(session_checks, "check_encoding", lambda spark, path: checked.append(path))
+    monkeypatch.setattr(session_checks, "warn_of_settings", lambda session: None)
+    session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *names: None))
+    check_session(SinkOptions.parse({"nameServer": "-:1", "ledger": "/data/\u8ba2\u5355"}), session)
+    assert checked == ["/data/\u8ba2\u5355"]
 
 
 class Refusing(BaseHTTPRequestHandler):

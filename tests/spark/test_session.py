@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.java import find_java
 from rocket_sink.ledger.storage import active_session
 from rocket_sink.spark import session
 from tests.jvms import submit_args
@@ -42,6 +44,39 @@ def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     session.prepare_environment()
     assert os.path.exists(f"{environ['JAVA_HOME']}/bin/java")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "is_ascii"),
+    [
+        ({}, True),
+        ({"LC_ALL": "C", "LANG": "C.UTF-8"}, True),
+        ({"LANG": "xx_XX.UTF-8"}, True),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "C.UTF-8"}, False),
+    ],
+    ids=["none", "C", "not on this host", "LANG", "LC_CTYPE"],
+)
+def test_the_java_that_starts_has_a_locale_for_all_file_names(
+    environ: Any, monkeypatch: Any, names: dict[str, str], is_ascii: bool
+) -> None:
+    """Ask Java itself, because only Java knows how it reads the locale."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    before = locale.setlocale(locale.LC_ALL)
+    command = [str(find_java().executable), "-XshowSettings:properties", "-version"]
+    sign = "sun.jnu.encoding = "
+    encodings = []
+    for prepare in (lambda: None, session.prepare_environment):
+        prepare()
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        encodings += [line.strip() for line in text.splitlines() if sign in line]
+    assert encodings == [sign + ("ANSI_X3.4-1968" if is_ascii else "UTF-8"), f"{sign}UTF-8"]
+    assert environ.get("LC_ALL") == ("C.UTF-8" if is_ascii else None)
+    assert locale.setlocale(locale.LC_ALL) == before
 
 
 def test_inside_spark_submit_the_java_that_runs_is_not_touched(

@@ -17,7 +17,7 @@ from rocket_sink.commands.common.base import handle_signals, one_line
 from rocket_sink.commands.common.ledger_input import fold_and_note
 from rocket_sink.commands.common.output import note, stderr_console, table
 from rocket_sink.errors import ConfigurationError, LedgerError
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import check_encoding, resolve_path
 from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
@@ -168,7 +168,9 @@ class Source:
     select: tuple[str, ...] = ()
 
     def read(self, spark: SparkSession, *, streaming: bool) -> DataFrame:
-        """Return the DataFrame. Raise ConfigurationError if the Kafka package is missing."""
+        """Return the DataFrame. Raise ConfigurationError if the Kafka package is missing, or if
+        Java cannot use the path."""
+        check_encoding(spark, self.path or "")
         reader = spark.readStream if streaming else spark.read
         reader = reader.format(self.form).options(**self.options)
         if self.schema:
@@ -247,6 +249,7 @@ def run_stream(
     stop_timeout_s: float,
 ) -> Report:
     """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; show its progress."""
+    check_encoding(spark, checkpoint)
     frame = source.read(spark, streaming=True)
     figures = _figures(sink_options)
     writer = stream_writer(spark, frame, sink_options, lane)

@@ -35,7 +35,7 @@ from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.append.links import check_links
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, failing, first_line
+from rocket_sink.ledger.path import LedgerPath, check_encoding, failing, first_line
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS, VERSION_PROPERTY
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import TOKENS, LedgerToken, token_names, worker_and_user
@@ -118,6 +118,7 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
         if place.is_local or _may_commit(spark, place):
             return False
         raise LedgerError(no_delta(place), path=place.uri)
+    check_encoding(spark, str(place))
     with reading(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
@@ -160,6 +161,7 @@ def _checked(place: LedgerPath, identity: _Identity) -> str:
 
 def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
     """Return all rows. `check_table` may raise LedgerError."""
+    check_encoding(spark, str(place))
     check_table(spark, place)
     table = open_direct(spark, place)
     if table is not None:
