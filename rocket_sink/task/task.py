@@ -200,12 +200,16 @@ class TaskSender:
     def _send_group(self, rows: RowBatch) -> None:
         assert isinstance(rows.topic, str)
         topic = with_namespace(self._options.namespace, rows.topic)
-        rows = self._dead_letters.without_held(rows.with_(topic=topic))
+        rows = rows.with_(topic=topic)
         info = self._route(topic, rows)
-        if info is None or not len(rows) or self._is_system(rows, info):
+        if info is None or self._is_system(rows, info):
             return
         if self._replay is not None:
+            # Look rows up first: a row that is stored must not become a dead letter and be resent.
             rows = self._replay.unsent(rows, info, self._totals)
+        rows = self._dead_letters.without_held(rows)
+        if not len(rows):
+            return
         sendable, destinations, refused = place_rows(rows, info, self._options.sharding_hash)
         self._refuse(rows, refused)
         for request in encode_requests(
@@ -223,7 +227,7 @@ class TaskSender:
             if self._options.topic or not isinstance(error, NoRouteError):
                 self._recorder.without_route(error, topic)
                 raise
-            self._dead_letters.rows(rows, error)
+            self._dead_letters.rows(self._dead_letters.without_held(rows), error)
             return None
         self._limit_batches(info)
         queues = queues_of(info) if self._options.ordering == "none" else self._queues(info)

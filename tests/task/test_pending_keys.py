@@ -86,6 +86,16 @@ def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
     assert send(cluster, tmp_path / "2", other, "a").acked == 1
 
 
+def test_a_replay_does_not_hold_back_what_is_stored(cluster: FakeCluster, tmp_path: Path) -> None:
+    once = {"delivery": "effectively_once", "storedCheckDelay": 100}
+    assert send(cluster, tmp_path, CTX, "ab", **once).acked == 2
+    refuse(cluster, 1)
+    send(cluster, tmp_path, dataclasses.replace(CTX, query_id="q2", epoch=2), "a")
+    summary = send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "abac", **once)
+    assert (summary.found_stored, summary.held_back, summary.acked) == (2, 1, 3)
+    assert summary.duplicates_possible == 0
+
+
 def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
