@@ -107,7 +107,7 @@ class Append(ABC):
             return
         with task_errors(self.place):
             counted = self._save(made)
-        if counted == 0:
+        if counted == 0 and not rows:
             # The tasks have written no file, so there is no commit. A repetition sends nothing.
             self.rows = 0
         else:
