@@ -135,6 +135,9 @@ class Cell:
             "orderWaitMs": 200_000, "storedCheckTimeout": 300_000, "connectTimeoutMs": 3000,
             "pollNameServerInterval": 1000, "allowSpeculation": True,
         }  # fmt: skip
+        if schedule.delivery == TRANSACTIONAL:
+            # Half messages are sent in groups of a quarter of this: of as many as other requests.
+            options["maxInFlight"] = 4 * REQUEST_ROWS
         if schedule.lane == BACKFILL:
             # A chunk holds a second's rows. This rate makes several, so that a kill interrupts one.
             options |= {"maxMessagesPerSecond": ROWS, "delivery": "at_least_once"}

@@ -155,9 +155,6 @@ def draw(seed: int) -> Schedule:
         ENDING: ROWS * tasks, ENDED: epochs,
     }  # fmt: skip
     delivery = rng.choice(deliveries_of(lane, moment))
-    if delivery == TRANSACTIONAL:
-        # A half message is a request of its own.
-        most[REQUEST] *= REQUEST_ROWS
     drawn = Schedule(
         lane, rng.choice(ORDERINGS), delivery, event, moment,
         rng.randint(1, most.get(moment, 1)), seed=seed,
@@ -199,6 +196,6 @@ MOMENTS: Final = (
     Schedule("source_stream", "strict", "at_least_once", "driver_killed", ANSWERED, 1, "own"),
     Schedule("foreach", "strict", "effectively_once", "driver_killed", SPOOLED, 1),
     Schedule("source_stream", "none", "effectively_once", "driver_killed", "fold:listed"),
-    Schedule("foreach_batch", "none", "transactional", "executor_killed", REQUEST, 90),
+    Schedule("foreach_batch", "none", "transactional", "executor_killed", REQUEST, 9),
 )
 """Schedules with the other moments of drivers and workers."""
