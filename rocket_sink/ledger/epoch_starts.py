@@ -68,11 +68,14 @@ class IdFacts:
         planned_by: settings by which Spark cuts an epoch into partitions.
         written_by: settings and options by which a row becomes a message.
         first_ids: ids of the attempt's first rows.
+        pending_epoch: the epoch that the checkpoint's logs showed as begun and not ended when the
+            run started; empty if there was none, or if it is not known.
     """
 
     planned_by: Mapping[str, str] = field(default_factory=dict)
     written_by: Mapping[str, str] = field(default_factory=dict)
     first_ids: Sequence[str] = ()
+    pending_epoch: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,10 @@ class EpochStarts:
             self._prune(store, {note.epoch for note in notes})
             others = [note for note in notes if note.name != name and self._may_repeat(note)]
             return _earlier(store, ctx, others) if others else None
+
+    def is_first_run(self) -> bool:
+        """Return whether `begin` saw no earlier run of the query in this ledger."""
+        return self._generation == 1
 
     def note_brokers(self, brokers: Brokers) -> None:
         """Note durably which brokers may get the next messages; replace the earlier note. Raise

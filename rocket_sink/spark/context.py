@@ -154,7 +154,12 @@ def streaming_query() -> str:
     return _local(TaskContext.get(), QUERY_ID)
 
 
+PLAN: Final = "spark.rocketSink.queryPlan"
+"""A setting of a query's own session, by which its tasks learn the digest of its plan."""
+PENDING: Final = "spark.rocketSink.pendingEpoch"
+"""A setting of a query's own session: the epoch that an earlier run has begun and not ended."""
 _PLANNING: Final = (
+    PLAN,
     "spark.master",
     "spark.default.parallelism",
     "spark.cores.max",
@@ -173,15 +178,20 @@ _PLANNING: Final = (
 _WRITING: Final = ("spark.sql.session.timeZone", "spark.sql.legacy.timeParserPolicy")
 
 
-def id_settings() -> IdFacts:
+def id_settings(partitions: str = "") -> IdFacts:
     """Return the settings on which the ids of effectively once depend, as the running task has
-    them: Spark sends the session's settings with each job, as local properties."""
+    them: Spark sends the session's settings with each job, as local properties. `partitions` is
+    what the driver knows of the frame's partitions (`frames.partitions_of`)."""
     task = TaskContext.get()
     planned_by = {name: _local(task, name) for name in _PLANNING}
+    planned_by["the partitions"] = partitions
     if not planned_by["spark.master"].startswith("local"):
         # Only a local master names cores; a cluster's address may change.
         planned_by["spark.master"] = ""
-    return IdFacts(planned_by, {name: _local(task, name) for name in _WRITING})
+    return IdFacts(
+        planned_by, {name: _local(task, name) for name in _WRITING},
+        pending_epoch=_local(task, PENDING),
+    )  # fmt: skip
 
 
 def streaming_run(local: Callable[[str], str | None]) -> str:

@@ -57,7 +57,7 @@ from rocket_sink.spark.context import (
     run_of,
     watched_stages,
 )
-from rocket_sink.spark.frames import plan_of, select_needed
+from rocket_sink.spark.frames import partitions_of, plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
     check_budget,
@@ -88,7 +88,7 @@ _NO_FILES: Final = (
 def _sent(
     options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
     batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
-    sequence: int | None,
+    sequence: int | None, partitions: str,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`. All rows of the
     append have its number `sequence` in the table's order."""
@@ -103,7 +103,7 @@ def _sent(
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
         options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
-        settings=id_settings(),
+        settings=id_settings(partitions),
     ) as runner:  # fmt: skip
         for batch in batches:
             runner.feed(batch, plan)
@@ -301,6 +301,7 @@ class BatchWriter:
             _sent, with_task_rate(self._options, session), plan, lane, epoch, query, run,
             check_group=group, again=again, token=token,
             sequence=append.sequence if append is not None else None,
+            partitions=partitions_of(df) if self._options.delivery == "effectively_once" else "",
         )  # fmt: skip
         with watched_stages(session) as has_run_again:
             if append is not None:

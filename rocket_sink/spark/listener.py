@@ -115,7 +115,7 @@ class QueryListener(StreamingQueryListener):
         before the listener was there."""
         if not self._thread.note_start(run, query, is_late=is_late):
             return
-        sink = refuse_query(self._session, query, self._thread.ledgers)
+        sink = refuse_query(self._session, query, self._thread.ledgers, is_late=is_late)
         if sink is not None:
             options, lane, plan = sink
             name = name or options.app_id

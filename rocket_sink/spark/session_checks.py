@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import re
 import time
@@ -44,7 +45,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.context import streaming_executions
+from rocket_sink.spark.context import PENDING, PLAN, streaming_executions
 from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
@@ -170,10 +171,11 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 
 
 def refuse_query(
-    session: Any, query_id: str, ledgers: Iterable[str]
+    session: Any, query_id: str, ledgers: Iterable[str], *, is_late: bool = False
 ) -> tuple[SinkOptions, str, Any] | None:
     """Make a query fail before its first epoch if it would lose rows or read its own files, if its
     columns do not fit, or if no name server answers. `ledgers` are URIs of the session's ledgers.
+    `is_late`: the query may have begun an epoch already.
 
     Return the options, the lane (`datasource` or `foreach`) and the plan of a query that may run.
     Return None for a failed query, for foreachBatch, for hidden or illegal options, and without the
@@ -190,6 +192,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
+    _tell_tasks(query, is_late=is_late)
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -250,6 +253,27 @@ def running_plan(df: DataFrame, query_id: str) -> Any:
     foreachBatch function does not show the plan that made its rows."""
     queries = streaming_executions(df._jdf.sparkSession())
     return next((q.analyzedPlan() for q in queries if q.id().toString() == query_id), None)
+
+
+def plan_digest(plan: Any) -> str:
+    """Return a digest of a plan's text, which is the same in each application: numbers of columns
+    and addresses of objects are left out."""
+    text = re.sub(r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+", "", plan.toString())
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def _tell_tasks(query: Any, *, is_late: bool) -> None:
+    """Let the tasks of a query that starts know its plan, and which epoch an earlier run has begun
+    and not ended: Spark sends the settings of the query's own session with each job."""
+    # Spark hides these methods. If a version lacks them, tasks compare less.
+    with contextlib.suppress(Exception):
+        settings = query.sparkSessionForStream().conf()
+        settings.set(PLAN, plan_digest(query.analyzedPlan()))
+        logs = [each.getLatest() for each in (query.offsetLog(), query.commitLog())]
+        begun, ended = (entry.get()._1() if entry.isDefined() else -1 for entry in logs)
+        # The pending epoch of a query that runs already may be its own.
+        if begun > ended and not is_late:
+            settings.set(PENDING, str(begun))
 
 
 def _source_options(query: Any) -> SinkOptions | None:

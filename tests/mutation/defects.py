@@ -29,6 +29,7 @@ class Defect:
 
 
 _backfill = "tests/spark/backfill/test_backfill.py"
+_other_plan = "tests/spark/test_other_plan.py"
 
 WIRE: tuple[Defect, ...] = (
     Defect(
@@ -2417,10 +2418,34 @@ SPARK: tuple[Defect, ...] = (
         "a dashboard's percentiles are those of single buckets",
     ),
     Defect(
+        "replay-of-other-partitions-unseen",
+        "rocket_sink/spark/foreach_batch.py",
+        "partitions=partitions_of(df) if ",
+        "partitions='' if ",
+        (f"{_other_plan}::test_a_replay_with_other_partitions_counts_its_doubles[write-2-6]",),
+        "rows that another number of partitions doubled are not counted",
+    ),
+    Defect(
+        "replay-of-another-plan-unseen",
+        "rocket_sink/spark/session_checks.py",
+        "        settings.set(PLAN, plan_digest(query.analyzedPlan()))\n",
+        "",
+        (f"{_other_plan}::test_a_replay_with_other_partitions_counts_its_doubles[foreach-2-6]",),
+        "rows that another number of partitions doubled are not counted in foreach",
+    ),
+    Defect(
+        "copied-checkpoint-unseen",
+        "rocket_sink/spark/session_checks.py",
+        "            settings.set(PENDING, str(begun))\n",
+        "            pass\n",
+        (f"{_other_plan}::test_a_copied_checkpoint_with_another_query_id_counts_its_doubles",),
+        "the last epoch of a copied checkpoint is sent twice, and nothing counts it",
+    ),
+    Defect(
         "continuous-trigger-runs",
         "rocket_sink/spark/listener.py",
-        "        sink = refuse_query(self._session, query, self._thread.ledgers)\n",
-        "        sink = None\n",
+        "sink = refuse_query(self._session, query, self._thread.ledgers, is_late=is_late)\n",
+        "sink = None\n",
         (
             "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
         ),

@@ -424,6 +424,20 @@ class TestOtherIds:
         summary = world.run(moved, settings=IdFacts({"spark.master": "local[2]"}))
         assert summary.duplicates_possible == sum(world.stored().values()) - ROWS == ROWS
 
+    def test_an_epoch_that_another_ledger_or_query_has_begun_is_counted(self, world: World) -> None:
+        """A copied checkpoint may have a new query id, so the ledger has no notes under it."""
+        world.run(CTX)
+        copy = dataclasses.replace(RESTART, query_id="copy")
+        settings = IdFacts(pending_epoch=str(CTX.epoch))
+        assert world.run(copy, settings=settings).duplicates_possible == ROWS
+        following = dataclasses.replace(copy, epoch=CTX.epoch + 1)
+        assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0
+
+    def test_a_pending_epoch_of_which_nothing_was_sent_is_not(self, world: World) -> None:
+        world.run(dataclasses.replace(CTX, epoch=CTX.epoch - 1), rows=rows_of(10))
+        settings = IdFacts(pending_epoch=str(CTX.epoch))
+        assert world.run(RESTART, settings=settings).duplicates_possible == 0
+
     def test_ids_of_the_rows_own_depend_on_no_setting(self, world: World) -> None:
         table = rows_of(ROWS).append_column("message_id", pa.array(map(str, range(ROWS))))
         world.run(CTX, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "UTC"}))

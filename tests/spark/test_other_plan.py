@@ -1,0 +1,171 @@
+"""Replays whose rows have other ids than before, on real Spark: their doubles are counted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+
+from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.spark.session_checks import plan_digest
+from rocket_sink.testing import FakeCluster
+from tests.ledger.views import view_rows
+
+pytestmark = pytest.mark.spark
+ROWS = 200
+STREAMS = ["foreachBatch", "foreach", "source"]
+
+
+class World:
+    """A query over some files, with its checkpoint, ledger and topic."""
+
+    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: str) -> None:
+        self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
+        cluster.create_topic("t", 4)
+        (folder / "in").mkdir()
+        numbers = [json.dumps({"n": f"{number:04}"}) for number in range(ROWS)]
+        (folder / "in" / "1.json").write_text("\n".join(numbers))
+
+    def run(self, partitions: int, body: str = "n AS body", *, fails: bool = False) -> None:
+        """Send the rows from so many partitions. If `fails`, the last partition fails once another
+        has sent messages."""
+        options = {
+            "nameServer": self.cluster.name_server, "topic": "t", "gatherMaxDelayMs": "0",
+            "ledger": str(self.folder / "ledger"), "delivery": "effectively_once",
+        }  # fmt: skip
+        is_stream = self.lane in STREAMS
+        reader = self.spark.readStream if is_stream else self.spark.read
+        rows = reader.schema("n STRING").json(str(self.folder / "in")).repartition(partitions)
+        rows = rows.selectExpr(body)
+        if not is_stream:
+            options["appId"] = "load"
+
+        sent = self.folder / "sent"
+
+        def fail(batches: Any) -> Any:
+            yield from batches
+            task = TaskContext.get()
+            if fails and task is not None and task.partitionId() == partitions - 1:
+                while not sent.exists():
+                    time.sleep(0.05)
+                raise ValueError("broken")
+
+        rows = rows.mapInArrow(fail, "body STRING")
+        if self.lane.startswith("source"):
+            register(self.spark, ledger=options["ledger"])
+        if self.lane == "source_batch":
+            rows.write.format("rocketmq").mode("append").options(**options).save()
+        elif self.lane == "write":
+            RocketSink(**options).write(rows)
+        else:
+            sink = RocketSink(**options)
+            writer = rows.writeStream
+            if self.lane == "foreachBatch":
+                writer = writer.foreachBatch(sink.write_batch)
+            elif self.lane == "foreach":
+                writer = writer.foreach(sink)
+            else:
+                writer = writer.format("rocketmq").options(**options)
+            writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+    def fail(self, partitions: int, body: str = "n AS body") -> None:
+        threading.Thread(target=self._await_rows, daemon=True).start()
+        with pytest.raises(Exception, match="broken"):
+            self.run(partitions, body, fails=True)
+
+    def _await_rows(self) -> None:
+        while not self.cluster.messages("t"):
+            time.sleep(0.05)
+        (self.folder / "sent").touch()
+
+    def doubled(self) -> int:
+        """Return how many rows are stored twice; each of them is stored once at least."""
+        counts = Counter(message.body[:4] for message in self.cluster.messages("t"))
+        assert len(counts) == ROWS
+        return sum(counts.values()) - ROWS
+
+    def counted(self) -> int:
+        ledger = Ledger(str(self.folder / "ledger"))
+        ledger.sync(self.spark)
+        select = "SELECT sum(duplicates_possible) AS rows FROM epochs"
+        return int(view_rows(ledger.path, select)[0].rows)
+
+
+class Plan:
+    """A plan of the JVM with this text."""
+
+    def __init__(self, text: str) -> None:
+        self.toString = lambda: text
+
+
+def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
+    digests = {
+        plan_digest(Plan(text))
+        for text in (
+            "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 8)), [n#1L]",
+            "Repartition 8\n+- DataSource(SparkSession@2e,json,Map(minPartitions -> 8)), [n#22L]",
+            "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 2)), [n#1L]",
+        )
+    }
+    assert len(digests) == 2
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=1) as fake:
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("lane", "before", "after"),
+    [("foreachBatch", 8, 2), ("foreach", 2, 6), ("source", 2, 6), ("write", 2, 6)],
+)
+def test_a_replay_with_other_partitions_counts_its_doubles(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str, before: int, after: int
+) -> None:
+    world = World(spark, cluster, tmp_path, lane)
+    world.fail(before)
+    world.run(after)
+    assert 0 < world.doubled() <= world.counted() <= ROWS
+
+
+@pytest.mark.parametrize("lane", [*STREAMS, "write"])
+def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
+) -> None:
+    world = World(spark, cluster, tmp_path, lane)
+    world.fail(4)
+    world.run(4)
+    assert (world.doubled(), world.counted()) == (0, 0)
+
+
+@pytest.mark.parametrize("lane", ["write", "source_batch"])
+def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
+) -> None:
+    world = World(spark, cluster, tmp_path, lane)
+    world.fail(2, "concat(n, ' ', cast(now() AS string)) AS body")
+    world.run(2, "concat(n, ' ', cast(now() AS string)) AS body")
+    assert 0 < world.doubled() <= world.counted() <= ROWS
+
+
+@pytest.mark.parametrize("lane", STREAMS)
+def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
+) -> None:
+    """Spark 4.0 and 4.1 give a checkpoint without `metadata` a new id."""
+    world = World(spark, cluster, tmp_path, lane)
+    world.fail(2)
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    (checkpoint / ".metadata.crc").unlink(missing_ok=True)
+    world.run(2)
+    assert 0 < world.doubled() <= world.counted() <= ROWS
