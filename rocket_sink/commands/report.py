@@ -47,6 +47,7 @@ def report(
     if quick := quick_ledger(path, fold, *spark.values()):
         ledger_report = figures(quick.query, quick.path, scope, epochs=epochs,
                                 unfolded_epochs=quick.unfolded_epochs,
+                                unfolded_letters=quick.unfolded_letters,
                                 quarantined_files=quick.quarantined_files,
                                 series=html is not None)  # fmt: skip
     else:

@@ -66,8 +66,14 @@ def test_unfolded_epochs_are_noted(path: str, capsys: pytest.CaptureFixture[str]
         spool.append(accounts(context(epoch=epoch), acked=1))
         spool.seal()
     out, err = run(capsys, "report", "--ledger", path)
-    assert "rows of 2 epochs are not folded yet" in err
-    assert "rows of 2 epochs are not folded yet" in out
+    assert "rows of 2 epochs are not folded yet and not shown; --fold" in err
+    assert "rows of 2 epochs are not folded yet and in no table below;" in out
+    spool = SpoolWriter(path, context(epoch=3))
+    spool.append(letter(context(epoch=3)), letter(context(epoch=3)))
+    spool.seal()
+    out, err = run(capsys, "report", "--ledger", path)
+    assert "rows of 3 epochs are not folded yet and not shown, 2 dead letters among them" in err
+    assert "in no table below; 2 dead letters wait to be folded" in out
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 

@@ -110,6 +110,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("not_folded", {"unfolded_epochs": 3},
      ("rows of 3 epochs are not folded yet and in no table below; next: `rocket-sink report "
      "--ledger /data/ledger --fold`")),
+    ("not_folded", {"unfolded_epochs": 1, "unfolded_letters": 1},
+     ("rows of 1 epoch are not folded yet and in no table below; 1 dead letter waits to be folded; "
+     f"next: `rocket-sink report --ledger /data/ledger --fold`, then {BACKFILL}")),
     ("broker_isolated", isolated(LATER + dt.timedelta(seconds=1)),
      ("broker-b has been isolated since 2024-05-06 14:15:03 UTC (LATENCY); next: look at "
      "broker-b's disk and log: it was slow or failed just before the last send")),

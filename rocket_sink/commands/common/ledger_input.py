@@ -84,7 +84,9 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     ledger = open_quick(path)
     if ledger is not None and ledger.unfolded_epochs:
         epochs = counted(ledger.unfolded_epochs, "epoch")
-        note(f"rows of {epochs} are not folded yet and not shown; --fold takes them in")
+        letters = counted(ledger.unfolded_letters, "dead letter")
+        more = f", {letters} among them" if ledger.unfolded_letters else ""
+        note(f"rows of {epochs} are not folded yet and not shown{more}; --fold takes them in")
     if ledger is not None and ledger.quarantined_files:
         files = counted(ledger.quarantined_files, "damaged spool file", "is", "are")
         note(f"{files} put aside in _spool/_quarantine: the table lacks their rows")

@@ -28,7 +28,12 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, first_line, resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.transport.files import quarantined, spooled_epochs
+from rocket_sink.ledger.transport.files import (
+    letters_in,
+    quarantined,
+    spooled_epochs,
+    spooled_rows,
+)
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.net import log
@@ -254,6 +259,7 @@ class Ledger:
         return figures(
             read, self.path, Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs,
             unfolded_epochs=0 if is_folded else self.unfolded_epochs(),
+            unfolded_letters=0 if is_folded else letters_in(spooled_rows(self._place.spools)),
             quarantined_files=len(self.quarantined()), series=charts,
         )  # fmt: skip
 

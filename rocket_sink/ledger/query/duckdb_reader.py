@@ -35,7 +35,13 @@ from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, is_remote, resolve_p
 from rocket_sink.ledger.schema import COLUMNS, KINDS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.storage import is_classic
-from rocket_sink.ledger.transport.files import quarantined, spooled_epochs, unfolded_rows
+from rocket_sink.ledger.transport.files import (
+    letters_in,
+    quarantined,
+    spooled_epochs,
+    spooled_rows,
+    unfolded_rows,
+)
 from rocket_sink.ledger.views import VIEWS, reader, views_of
 
 if TYPE_CHECKING:
@@ -85,8 +91,9 @@ class QuickLedger:
         import duckdb
 
         self.path = place.root
-        self.unfolded_epochs = len(spooled_epochs(place))
-        """Number of epochs with rows in the spool, which are not in the table yet."""
+        rows = spooled_rows(place.spools)
+        self.unfolded_epochs, self.unfolded_letters = len(spooled_epochs(place)), letters_in(rows)
+        """Numbers of epochs and of dead letters in the spool, which are not in the table yet."""
         self.quarantined_files = len(quarantined(place))
         # A private folder for rows that exceed DuckDB's memory: they may be dead letters' bodies.
         self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
@@ -101,7 +108,7 @@ class QuickLedger:
             self._session.execute("SET enable_progress_bar = false")
         for statement in _SPARKS:
             self._session.execute(statement)
-        self._session.register("unfolded_rows", unfolded_rows(place.spools))
+        self._session.register("unfolded_rows", unfolded_rows(rows))
         self._queries = 0
         self._files: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
@@ -239,7 +246,7 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
     if find_spec("duckdb") is not None and _size(rows) <= _DRIVER_BYTES:
         with reading(place):
             return QuickLedger(place, rows.toArrow()).query
-    return reader(rows, unfolded_rows(place.spools))
+    return reader(rows, unfolded_rows(spooled_rows(place.spools)))
 
 
 def _size(rows: DataFrame) -> float:

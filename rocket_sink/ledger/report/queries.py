@@ -52,7 +52,7 @@ _CAUSES: Final = 1000
 
 def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, unfolded_epochs: int = 0,
-    quarantined_files: int = 0, series: bool = False,
+    unfolded_letters: int = 0, quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
     """Make a report with any reader of the views. Raise LedgerError if no query, or several
     queries, have an id that begins with the scope's `query_id`.
@@ -72,7 +72,7 @@ def figures(
     )
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
-        _errors(read), unfolded_epochs, quarantined_files,
+        _errors(read), unfolded_epochs, unfolded_letters, quarantined_files,
         causes=_causes(read), absences=_absences(read), waiting=_waiting(read) if pending else [],
         resent=_resent(read) if resolved else ResentFigures(), successors=successors(read),
         isolated=_isolation_sums(read), last_at=last["at"],

@@ -236,8 +236,8 @@ class Figures:
     """The figures of a report. The lists of epochs and isolations have only the last ones.
 
     `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
-    without Spark does not fold. Only `causes`, `absences`, `isolated` and
-    `last_at` include them.
+    without Spark does not fold, and `unfolded_letters` the dead letters among these rows. Only
+    `causes`, `absences`, `isolated` and `last_at` include them.
     `quarantined_files` are damaged, and their rows are in no figure."""
 
     ledger: str
@@ -250,6 +250,7 @@ class Figures:
     dead_letters: list[DeadLetterFigures] = field(default_factory=list)
     errors: list[ErrorFigures] = field(default_factory=list)
     unfolded_epochs: int = 0
+    unfolded_letters: int = 0
     quarantined_files: int = 0
     causes: list[Cause] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)

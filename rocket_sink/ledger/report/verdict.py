@@ -122,6 +122,16 @@ def _nonzero(
     return condition
 
 
+def _unfolded(facts: Figures) -> Iterator[Case]:
+    if facts.unfolded_epochs:
+        letters = counted(facts.unfolded_letters, "dead letter", "waits", "wait")
+        yield {
+            "epochs": counted(facts.unfolded_epochs, "epoch"),
+            "letters": f"; {letters} to be folded" if facts.unfolded_letters else "",
+            "then": f", then `{backfill_command(facts.ledger)}`" if facts.unfolded_letters else "",
+        }
+
+
 def _causes(facts: Figures) -> Iterator[Case]:
     """Yield the failures that hold, once per code, if rows still suffer from them: an epoch or a
     send failed, or dead letters with the code are pending. Leave out brokers that are away, because
@@ -323,8 +333,9 @@ RULES: Final = (
          "The query {query} began at epoch 0 at {began} and writes to {topic}, as the query "
          "{earlier} did before it: if a checkpoint was deleted, all rows are there twice",
          "none if they are two queries; with the option appId such a start is refused"),
-    Rule("not_folded", "warning", _nonzero("epochs", lambda f: f.unfolded_epochs, "epoch"),
-         "rows of {epochs} are not folded yet and in no table below", "`{report} --fold`"),
+    Rule("not_folded", "warning", _unfolded,
+         "rows of {epochs} are not folded yet and in no table below{letters}",
+         "`{report} --fold`{then}"),
     Rule("broker_isolated", "warning", partial(_isolated, still=True),
          "{broker} has been isolated since {since} ({cause})",
          "look at {broker}'s disk and log: it was slow or failed just before the last send"),

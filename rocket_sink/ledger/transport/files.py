@@ -34,7 +34,7 @@ from pyarrow import fs
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, make_folder_of
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
+from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA, UNFOLDED, columns_of
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.owner import Owner, this_process
 
@@ -177,11 +177,15 @@ def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
     return pa.Table.from_batches(batches, LEDGER_SCHEMA)
 
 
-def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
+def letters_in(rows: pa.Table) -> int:
+    """Count the dead letters among `spooled_rows`."""
+    return int(rows["kind"].to_pylist().count(DEAD_LETTER))
+
+
+def unfolded_rows(rows: pa.Table) -> pa.Table:
     """Return the sends and isolations among `spooled_rows`, under the kinds of `UNFOLDED`."""
     import pyarrow.compute as pc
 
-    rows = spooled_rows(places)
     if not rows:
         return rows  # `pa.array` would import pandas, which takes 0.3 s.
     kinds = pa.array([UNFOLDED.get(kind) for kind in rows["kind"].to_pylist()], pa.string())
