@@ -51,14 +51,12 @@ def remember(properties: Properties, uri: str = "") -> None:
 
 
 def properties_for(uri: str) -> Properties:
-    """Return the remembered properties of a ledger's store, or else those of the Spark session."""
-    properties = _remembered.get(uri, _remembered.get(""))
-    if properties is not None:
-        return properties
+    """Return the properties of a ledger's store that the Spark session has; without a session, the
+    remembered ones. The driver may remember those of an earlier session."""
     session = active_session()
-    if not is_classic(session):
-        return {}
-    return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
+    if is_classic(session):
+        return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
+    return _remembered.get(uri, _remembered.get("", {}))
 
 
 def active_session() -> Any:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocket_sink.errors import LedgerError
@@ -34,6 +34,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_start
+from rocket_sink.spark.context import run_of, streaming_executions
 from rocket_sink.spark.runs import Runs
 from rocket_sink.spark.session_checks import refuse_query, schema_of
 
@@ -72,11 +73,17 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     return thread if options.ledger else None
 
 
-def owner_of(session: SparkSession) -> SparkSession:
-    """Return the session whose listener hears of the query that calls a foreachBatch function. The
-    function gets a clone of this session."""
+def owner_of(df: DataFrame) -> SparkSession:
+    """Return the session whose listener hears of the query that gave this frame to a foreachBatch
+    function. The frame's own session is a clone of it, which the query has made."""
+    session, run = df.sparkSession, run_of(df).run_id
+    if not is_classic(session):
+        return session
+    for execution in streaming_executions(df._jdf.sparkSession()):
+        if execution.runId().toString() == run:
+            return SparkSession(session.sparkContext, execution.sparkSession())
     # An application is running, so this returns its session.
-    return SparkSession.builder.getOrCreate() if is_classic(session) else session
+    return SparkSession.builder.getOrCreate()
 
 
 def _add_ledger(thread: FoldThread, options: SinkOptions) -> None:

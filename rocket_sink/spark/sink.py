@@ -62,8 +62,8 @@ class RocketSink:
     """
 
     _task: ForeachTask | None = None
-    _context: SparkContext | None = None
-    """The application in which a listener folds this sink's ledger."""
+    _heard: tuple[SparkContext, int] | None = None
+    """The application, and Spark's number of the session whose listener folds the ledger."""
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
@@ -161,7 +161,7 @@ class RocketSink:
                 "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "
                 "epoch; for rows write foreach(sink), for a batch sink.write(df)"
             )
-        self._listen(owner_of(df.sparkSession))
+        self._listen(owner_of(df))
         self._batches.write_epoch(df, epoch_id)
 
     def write(self, df: DataFrame, *epoch: int) -> WriteSummary:
@@ -174,10 +174,13 @@ class RocketSink:
         return self._batches.write(df)
 
     def _listen(self, session: SparkSession) -> None:
-        """Install the session's listener once per application: the sink may be older."""
-        if is_classic(session) and session.sparkContext is not self._context:
+        """Install the session's listener, once: the sink may be older, or of another session."""
+        if not is_classic(session):
+            return
+        heard = session.sparkContext, session._jsparkSession.hashCode()
+        if heard != self._heard:
             install_fold(self._options, session)
-            self._context = session.sparkContext
+            self._heard = heard
 
     def __getstate__(self) -> dict[str, Any]:
         # `foreach()` pickles the sink on the driver, before any task runs. Check again here,

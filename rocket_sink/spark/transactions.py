@@ -103,7 +103,8 @@ class TransactionCommitter:
             )
         self._place = resolve_path(self.options.ledger)
         self._ledger = Ledger(self.options.ledger)
-        self.group = check_group(check_table(self.spark, self._place), self.options)
+        self._ledger_id = check_table(self.spark, self._place)
+        self.group = check_group(self._ledger_id, self.options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
         """Return decided epochs that have not ended, in order, as rows of `Ledger.transactions`."""
@@ -135,6 +136,7 @@ class TransactionCommitter:
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
                 return EndReport(query_id, epoch, busy=True)
+            self._check_same_ledger()
             decision = decided_epoch(self.spark, self._place, query_id, epoch)
             if decision is None or (decision.is_ended and not again):
                 return EndReport(query_id, epoch)
@@ -144,7 +146,7 @@ class TransactionCommitter:
         """Answer the brokers' questions about these topics from now on. If that fails, only warn:
         the half messages stay as they are while nobody answers."""
         try:
-            driver_answerer(self.spark, self.options).watch(*topics)
+            driver_answerer(self.spark, self.options, self.group).watch(*topics)
         except RocketSinkError as error:
             _LOG.warning(
                 "brokers get no answers about half messages of %s: %s", ", ".join(topics), error
@@ -165,12 +167,24 @@ class TransactionCommitter:
         check_ended(report)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
-        """Return the ids of the half messages that the epoch commits; None if it is undecided."""
+        """Return the ids of the half messages that the epoch commits; None if it is undecided.
+        Raise LedgerError if another ledger is at the path now: it knows nothing of this ledger's
+        half messages, and its epochs have the same numbers."""
+        self._check_same_ledger()
         last = last_txn_version(self.spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
         decision = decided_epoch(self.spark, self._place, query_id, epoch)
         return frozenset(decision.halves.column("message_id").to_pylist() if decision else ())
+
+    def _check_same_ledger(self) -> None:
+        if check_table(self.spark, self._place) != self._ledger_id:
+            raise LedgerError(
+                f"the ledger {self._place} was deleted and made anew, and its half messages of "
+                "before belong to no ledger. They stay as they are; brokers drop them in the end. "
+                "If the folder was deleted by mistake, put it back from a backup",
+                path=self._place.uri,
+            )
 
     def _end(
         self, decision: DecidedEpoch, query_id: str, epoch: int, lock: LedgerLock, *, again: bool,
@@ -375,16 +389,20 @@ class TransactionChecker:
             self.on_end(report)
 
 
-_answerers: dict[tuple[str, str], TransactionChecker] = {}
+_answerers: dict[tuple[str, str, str], TransactionChecker] = {}
+"""{(application, digest of the options, producer group): checker}. The group belongs to a ledger's
+id, so a ledger that was made anew at its path has another checker."""
 _lock: Final = ForkLock()
 
 
-def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """Return this process's checker for these options, which lives as long as the application."""
-    key = (spark.sparkContext.applicationId, options.digest)
+def driver_answerer(spark: SparkSession, options: SinkOptions, group: str) -> TransactionChecker:
+    """Return this process's checker for these options and the producer group of their ledger. It
+    lives as long as the application and the ledger."""
+    key = (spark.sparkContext.applicationId, options.digest, group)
     with _lock:
-        for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:
-            _answerers.pop(old).close()
+        for old in list(_answerers):
+            if old[0] != key[0] or (old[1] == key[1] and old != key):
+                _answerers.pop(old).close()
         if key not in _answerers:
             _answerers[key] = TransactionChecker(spark, options)
         return _answerers[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 
 from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger import storage
 from rocket_sink.ledger import token as token_module
 from rocket_sink.ledger.append import table as shared
 from rocket_sink.ledger.append.table import ledger_token
@@ -169,6 +171,43 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
     reached = True
     monkeypatch.setattr(shared, "_not_before_s", {})
     assert shared.open_for_commits(session, place) is table
+
+
+def test_a_new_session_has_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has checked the token in the session before, and a task has no session."""
+
+    def start(key: str) -> None:
+        conf = SimpleNamespace(getPassword={"fs.s3a.access.key": key}.get)
+        context = SimpleNamespace(_jsc=SimpleNamespace(hadoopConfiguration=lambda: conf))
+        session = SimpleNamespace(sparkContext=context, _jsparkSession=object())
+        monkeypatch.setattr(storage, "active_session", lambda: session)
+
+    def key() -> str:
+        return storage.properties_for("s3a://b/k")["fs.s3a.access.key"].reveal()
+
+    monkeypatch.setattr(storage, "_remembered", {})
+    start("old")
+    LedgerToken("s3a://b/k", "", spools=False, storage=storage.properties_for("s3a://b/k")).use()
+    start("new")
+    assert key() == "new"
+    monkeypatch.setattr(storage, "active_session", lambda: None)
+    assert key() == "old"
+
+
+def test_executors_prove_a_ledger_that_was_made_anew(tmp_path: Path) -> None:
+    proved = []
+    partitions = SimpleNamespace(foreachPartition=lambda check: proved.append(check([])))
+    context = SimpleNamespace(
+        applicationId="made anew", master="spark://host:7077", defaultParallelism=2,
+        parallelize=lambda rows, tasks: partitions,
+    )  # fmt: skip
+    session: Any = SimpleNamespace(sparkContext=context, _jsparkSession=object())
+    place = resolve_path(tmp_path / "ledger")
+    for times in (1, 2):
+        shared.prove_executors(session, place)
+        shared.prove_executors(session, place)
+        assert len(proved) == times
+        shutil.rmtree(place.root)
 
 
 @pytest.mark.parametrize("features", [False, True])

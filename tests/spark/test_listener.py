@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -111,6 +112,26 @@ def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
     assert "trigger(continuous=...) does not work" in said
+
+
+def test_the_end_of_a_query_in_another_session_than_its_sinks_is_heard(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
+        )
+        other = spark.newSession()
+        rows = other.readStream.schema("body STRING").json(str(tmp_path / "in"))
+        query = rows.writeStream.foreachBatch(sink.write_batch).trigger(availableNow=True)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        assert query.awaitTermination(DEADLINE_S)
+        end = f"the query {query.id} ended: 1 row in"
+        wait_for(lambda: any(end in record.getMessage() for record in caplog.records))
 
 
 def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(

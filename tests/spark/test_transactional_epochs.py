@@ -7,9 +7,11 @@ own query.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +83,13 @@ class Query:
 
     def seen(self) -> dict[int, int]:
         """Return {epoch: messages that consumers see}; fail if a body is there twice."""
-        bodies = [m.body.decode() for m in self.cluster.messages("t")]
-        own = [body for body in bodies if body.startswith(f"{self.name}/")]
+        own = self.bodies()
         assert len(set(own)) == len(own)
         return dict(Counter(int(body.split("/")[1]) for body in own))
+
+    def bodies(self) -> list[str]:
+        bodies = [m.body.decode() for m in self.cluster.messages("t")]
+        return [body for body in bodies if body.startswith(f"{self.name}/")]
 
     def open(self) -> int:
         halves = [half for broker in self.cluster.brokers for half in broker.half_messages()]
@@ -190,6 +195,26 @@ def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: An
     query.brokers_ask()
     until(lambda: not query.open(), timeout_s=60)
     assert query.seen() == {0: ROWS}
+
+
+def test_a_ledger_that_was_made_anew_has_its_own_answers(
+    shared: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    """The query of the new ledger has the same name and the same epochs."""
+    spark, cluster, _ = shared
+    query = Query(spark, cluster, str(tmp_path / "ledger"), "made anew")
+    query.epoch(0)
+    before = TransactionCommitter(spark, query.sink().options)
+    members = before.members(query.name, 0)
+    assert members is not None and len(members) == ROWS
+    shutil.rmtree(query.ledger.path)
+    query.killed(monkeypatch, TransactionCommitter, "_end", die)
+    assert query.open() == ROWS
+    query.brokers_ask()
+    until(lambda: len(query.bodies()) == 2 * ROWS, timeout_s=60)
+    for ask in (before.members, partial(before.end, wait_s=60)):
+        with pytest.raises(LedgerError, match="deleted and made anew"):
+            ask(query.name, 0)
 
 
 def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:

@@ -78,6 +78,10 @@ class LedgerFollower:
                 "its log no longer reaches back so far; start the backfill again"
             )
 
+    def reach(self, place: LedgerPath) -> None:
+        """Read by the store's keys of `place` from now on, which is this ledger's path, too."""
+        self._files = place.filesystem()
+
     def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield (kind, rows) of each file that was added since the last call.
 

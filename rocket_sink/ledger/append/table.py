@@ -457,8 +457,9 @@ def task_errors(place: LedgerPath) -> Iterator[None]:
         raise LedgerError(text, path=place.uri) from error
 
 
-_proved: set[tuple[str, LedgerPath]] = set()
-"""(application, ledger) pairs whose executors have checked the ledger's folder."""
+_proved: set[tuple[str, LedgerToken]] = set()
+"""(application, token) pairs whose executors have found the token in the ledger's folder. A ledger
+that was deleted and made anew has another token."""
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
 """{(application, ledger on a store): whether delta-rs commits}. It holds as long as the application
 runs: after a change, Spark's Delta could overwrite commits of delta-rs."""
@@ -509,7 +510,8 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
-    """Let executors check the folder, once per application, before tasks read or write it.
+    """Let executors check the folder, once per application and ledger, before tasks read or write
+    it.
 
     On an executor without the folder Spark's tasks would only report a missing file. Executors that
     start later check the folder in their tasks. Raise LedgerError, which says what to change, if an
@@ -521,7 +523,7 @@ def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
 
 def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
     context = spark.sparkContext
-    key = (str(context.applicationId), place)
+    key = (str(context.applicationId), token)
     if key in _proved:
         return
     tasks = max(2, context.defaultParallelism)

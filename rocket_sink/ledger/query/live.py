@@ -117,6 +117,10 @@ class LiveFigures:
         self._answered: set[str] = set()
         """Brokers with answers in the current reading."""
 
+    def reach(self, place: LedgerPath) -> None:
+        """Read by the store's keys of a new session from now on."""
+        self._follower.reach(place)
+
     def refresh(self) -> bool:
         """Add the rows of the commits since the last call; return whether there were any. Do
         nothing within a second of the last reading. Log a failed reading; a later call retries."""
@@ -331,6 +335,7 @@ def observe(place: LedgerPath) -> None:
         return
     with _lock:
         if place in _followed:
+            _followed[place].reach(place)
             return
         is_first = not _followed
         _followed[place] = follow(place)
