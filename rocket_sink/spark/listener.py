@@ -7,8 +7,8 @@ interval after the fold before them at the latest, even if no further epoch come
 
 Spark's events come late, and at a shutdown perhaps never. So a fold takes all finished files and
 awaits no event; only `Ledger.sync` is certain to fold. The thread is a daemon: files that remain at
-the driver's end stay in the spool. But Python's end waits for a running fold: a thread in delta-rs
-would crash Python."""
+the driver's end stay in the spool. `spark.stop()` and Python's end first fold what ended queries
+have written, and wait for a running fold: a thread in delta-rs would crash Python."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +58,11 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     assert session is not None
     # Keep the thread in the context, because a session may have several wrapper objects.
     with _LOCK:
-        threads = session.sparkContext.__dict__.setdefault(FOLDERS, {})
+        context = session.sparkContext.__dict__
+        if FOLDERS not in context:
+            context[FOLDERS] = {}
+            context["stop"] = partial(_fold_and_stop, session.sparkContext.stop, context[FOLDERS])
+        threads = context[FOLDERS]
         key = session._jsparkSession.hashCode()
         thread: FoldThread | None = threads.get(key)
         is_new = thread is None
@@ -71,6 +77,17 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         for query in session.streams.active:
             listener.meet(str(query.runId), str(query.id), is_late=True)
     return thread if options.ledger else None
+
+
+def _fold_and_stop(stop: Callable[[], None], threads: dict[int, FoldThread]) -> None:
+    """Stop the application (`spark.stop()`), which can fold no more, after the folds that are due.
+    A script that ends by `awaitTermination()` and `spark.stop()` gives Spark no time to report the
+    query's end before."""
+    try:
+        for thread in list(threads.values()):
+            thread.fold_last()
+    finally:
+        stop()
 
 
 def owner_of(df: DataFrame) -> SparkSession:
@@ -153,8 +170,14 @@ class FoldThread:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold the rows of queries that have just ended, log the end of each query, and stop. Rows
-        of an epoch that Spark reports after Python's end wait in the spool."""
+        """Do as `fold_last` at Python's end. Rows of an epoch that Spark reports after that wait in
+        the spool."""
+        self.fold_last()
+        for emitter in lineage.emitters:
+            emitter.finish()
+
+    def fold_last(self) -> None:
+        """Fold the rows of queries that have just ended, log the end of each query, and stop."""
         is_alive = True
         try:
             self.await_ended(_LAST_S)
@@ -167,8 +190,6 @@ class FoldThread:
         if self._thread is not None:
             self._thread.join(_END_S)
         self._conclude()
-        for emitter in lineage.emitters:
-            emitter.finish()
 
     def _conclude(self) -> None:
         """Log the ends of all runs, with rows that wait in the spool."""

@@ -24,7 +24,8 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.expire import Retention
-from rocket_sink.spark.listener import FoldThread
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.listener import FoldThread, install_fold
 from tests.ledger.values import accounts, context
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
@@ -285,10 +286,29 @@ def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
     assert "a start with the same checkpoint goes on from here" in end.message
 
 
+def test_a_session_folds_before_it_stops(tmp_path: Path) -> None:
+    """Spark reports the end of a query after `awaitTermination`, during `spark.stop()`."""
+    unfolded, listeners = list[int](), list[Any]()
+    spark, ledger = session(), Ledger(tmp_path)
+    spark._jsparkSession = SimpleNamespace(hashCode=lambda: 1)
+    spark.streams.addListener = listeners.append
+    spark.sparkContext.stop = lambda: unfolded.append(ledger.unfolded_epochs())
+    thread = install_fold(SinkOptions.parse({"nameServer": "a:1", "ledger": ledger.path}), spark)
+    assert thread is not None and len(listeners) == 1
+    thread.note_start("run-1", QUERY)
+    write(tmp_path, 0, 5)
+    report = threading.Timer(0.3, thread.note_end, ["run-1"])
+    report.start()
+    spark.sparkContext.stop()
+    assert unfolded == [0]
+    spark.sparkContext.stop()  # as at the end of Python
+    assert unfolded == [0, 0]
+
+
 def test_the_ends_of_a_session_that_stops_are_told_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`spark.stop()` right after `awaitTermination` stops the session under the last fold."""
+    """The JVM may end, or be stopped by Java, under the last fold."""
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session(is_stopped=True))
     thread._session._jsparkSession = None

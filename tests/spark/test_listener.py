@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +115,38 @@ def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
     assert "trigger(continuous=...) does not work" in said
+
+
+SHORT_JOB = """
+import sys
+from rocket_sink import RocketSink
+from rocket_sink.spark.session import build_session
+from rocket_sink.testing import FakeCluster
+
+folder = sys.argv[1]
+spark = build_session("short", master="local[2]")
+with FakeCluster(brokers=1) as cluster:
+    cluster.create_topic("flights", queues=1)
+    sink = RocketSink(
+        nameServer=cluster.name_server, topic="flights", ledger=f"{folder}/ledger"
+    )
+    rows = spark.readStream.schema("body STRING").json(f"{folder}/in")
+    query = sink.stream(rows).option("checkpointLocation", f"{folder}/checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+"""
+
+
+def test_a_short_job_leaves_no_rows_to_fold(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    job = subprocess.run(
+        [sys.executable, "-c", SHORT_JOB, str(tmp_path)],
+        capture_output=True, text=True, timeout=600, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    ledger = Ledger(tmp_path / "ledger")
+    assert (ledger.unfolded_epochs(), "1 row in, 1 acknowledged; ledger" in job.stderr) == (0, True)
 
 
 def test_the_end_of_a_query_in_another_session_than_its_sinks_is_heard(
