@@ -12,11 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.delta_rs import commit, create_table, last_version
 from rocket_sink.ledger.append.delta_rs import newest_for_readers as newest
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import COLUMNS
 from rocket_sink.ledger.transport.data_files import write_data_files
 
@@ -92,3 +94,14 @@ def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: Ledg
     table = DeltaTable(place.root)
     table.alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
     assert newest(place) is None
+
+
+def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path: Path) -> None:
+    """A reader may come between the folder of the log and its first commit."""
+    place = resolve_path(tmp_path / "ledger")
+    (tmp_path / "ledger" / "_delta_log").mkdir(parents=True)
+    assert newest(place) is None
+    assert open_quick(place.root) is None
+    (tmp_path / "ledger" / "kind=send").mkdir()
+    with pytest.raises(LedgerError, match="no commit"):
+        open_quick(place.root)

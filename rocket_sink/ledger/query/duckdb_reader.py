@@ -27,6 +27,7 @@ from rocket_sink.ledger.append.delta_rs import (
     as_dataset,
     damaged,
     data_files,
+    lacks_commits,
     open_table,
     unreadable,
 )
@@ -268,7 +269,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
         return None
     place = resolve_path(path)
     table, log_folder = open_table(place), Path(place.root, LOG_FOLDER)
-    if table is None and log_folder.is_dir() and not [*log_folder.glob("*.json")]:
+    if table is None and log_folder.is_dir() and lacks_commits(place, is_new=False):
         raise damaged(place, "its log has no commit")
     if table is None or table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
         return None
