@@ -46,7 +46,7 @@ def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
     assert os.path.exists(f"{environ['JAVA_HOME']}/bin/java")
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("names", "is_ascii"),
     [
