@@ -175,7 +175,8 @@ class RocketSink:
 
     def _listen(self, session: SparkSession) -> None:
         """Install the session's listener, once: the sink may be older, or of another session."""
-        if not is_classic(session):
+        # A stopped context has no JVM object; `check_session` refuses its frames.
+        if not is_classic(session) or session.sparkContext._jsc is None:
             return
         heard = session.sparkContext, session._jsparkSession.hashCode()
         if heard != self._heard:
