@@ -167,7 +167,9 @@ def test_a_first_session_says_in_one_line_what_it_waits_for() -> None:
     )  # fmt: skip
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "io.delta" in line]
     assert len(lines) == 1, done.stderr
-    assert re.fullmatch(r"Spark starts, and Ivy resolves io\.delta:\S+: .* fetches jars", lines[0])
+    assert re.fullmatch(
+        r"[0-9:]{8} INFO Spark starts, and Ivy resolves io\.delta:\S+: .* fetches jars", lines[0]
+    )
 
 
 def test_spark_submit_resolves_where_spark_has_another_resolver(
