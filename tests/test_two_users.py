@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,12 +82,13 @@ def play(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    folder = tmp_path / "ledger"
-    folder.mkdir()
-    return folder
+def ledger() -> Iterator[Path]:
+    """Yield a folder that all users reach; pytest closes its own folders to other users."""
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        folder = Path(above, "ledger")
+        folder.mkdir()
+        yield folder
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o2775, 0o777])

@@ -191,9 +191,12 @@ def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
     assert table.metadata().partition_columns == ["kind"] and table.version() > 0
 
 
-def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path: Path) -> None:
+def test_a_client_that_does_not_see_the_log_does_not_judge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client of Spark Connect appends by its server, whose folders it may not see."""
+    monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
     place, session = resolve_path(tmp_path / "of_the_server"), SimpleNamespace()
     made = MagicMock()
-    appender._BySpark(session, place, "", 0, "", 0).save(made)  # type: ignore[arg-type]
+    appender._BySpark(session, place, "", 0, "", 0, is_held=False).save(made)  # type: ignore[arg-type]
     made.write.format.assert_called_once_with("delta")

@@ -17,6 +17,7 @@ import pytest
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError, OptionError
+from rocket_sink.ledger import storage
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import remember
 from rocket_sink.ledger.token import LedgerToken
@@ -117,6 +118,8 @@ def test_rows_that_cannot_all_be_written_are_written_once(
 def absent_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Yield a ledger in a store at whose address nothing listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    # A session of other tests in this process would give its own properties.
+    monkeypatch.setattr(storage, "active_session", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
     uri = "s3a://bucket/ledger"

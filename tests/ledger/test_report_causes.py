@@ -74,6 +74,10 @@ CASES: dict[str, tuple[Break, str, str]] = {
     "MESSAGE_ILLEGAL": (
         answers(13), "broker-a refuses messages of the topic t as illegal", "compare maxMessage",
     ),
+    "BATCH_TOO_LARGE": (
+        answers(1, "message body size exceeded"),
+        "broker-a refuses messages of the topic t as too large", "raise maxMessageSize",
+    ),
     "SERVICE_NOT_AVAILABLE": (
         answers(14, "disk full"),
         "broker-a takes no messages (SERVICE_NOT_AVAILABLE: disk full)", "look at the disk",

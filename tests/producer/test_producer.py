@@ -378,6 +378,20 @@ def test_best_effort_moves_and_strict_stays(cluster, make_producer):
         strict.send(Message("orders", b"x", sharding_key="k"))
 
 
+def look_up(producer, topic):
+    """Look the topic's route up anew, and wait for the answer."""
+    driver, engine = producer._session.driver, producer._session.engine
+    driver.call(lambda: engine.routes.refresh(topic, engine.clock()) or True)
+
+    def has_answer():
+        return (
+            driver.read(lambda: [engine.routes.get(topic, engine.clock())])
+            and driver.read(lambda: [not engine.routes.fetching(topic)])[0]
+        )
+
+    until(has_answer)
+
+
 def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, make_producer):
     """Over the other brokers' queues, the hash would give another queue."""
     producer = make_producer(ordering="strict", orderWaitMs=300)
@@ -386,7 +400,7 @@ def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, ma
     gone = cluster.brokers[0]
     gone.is_master = False
     gone.kill()
-    producer._session.engine.fresh_route("orders")
+    look_up(producer, "orders")
     for key, home in homes.items():
         message = Message("orders", b"x", sharding_key=key)
         if home.broker_name == gone.name:
@@ -404,7 +418,7 @@ def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(cluster, 
     homes = {key: producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys}
     closed = cluster.brokers[0].name
     cluster.create_topic("orders", 4, perm=PermName.READ, brokers=[closed])
-    producer._session.engine.fresh_route("orders")
+    look_up(producer, "orders")
     for key, home in homes.items():
         message = Message("orders", b"x", sharding_key=key)
         if home.broker_name == closed:
@@ -413,7 +427,7 @@ def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(cluster, 
         else:
             assert producer.send(message).queue == home
     cluster.create_topic("orders", 4, brokers=[closed])
-    producer._session.engine.fresh_route("orders")
+    look_up(producer, "orders")
     for key, home in homes.items():
         assert producer.send(Message("orders", b"x", sharding_key=key)).queue == home
 

@@ -278,6 +278,7 @@ def test_first_tasks_with_different_routes_go_by_the_same_queues(
     server.conditional = conditional
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0 if conditional else 2.0)
     monkeypatch.setitem(storage._remembered, folder.uri, folder.storage)
+    monkeypatch.setattr(storage, "active_session", lambda: None)
     options = SinkOptions.parse({"nameServer": "-:1", "ledger": folder.uri})
 
     def pinned(number: int, query: str) -> Any:

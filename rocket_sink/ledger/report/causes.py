@@ -57,6 +57,10 @@ CAUSES: Final[dict[str, Remedy]] = {
         "{broker} refuses messages of {topic} as illegal",
         "compare maxMessageSize and the topic's type with the limits of {broker}",
     ),
+    "BATCH_TOO_LARGE": Remedy(
+        "{broker} refuses messages of {topic} as too large",
+        "raise maxMessageSize of {broker}, or send smaller bodies",
+    ),
     "SERVICE_NOT_AVAILABLE": Remedy(
         "{broker} takes no messages", "look at the disk and the role of {broker}, and at its log"
     ),
