@@ -148,7 +148,12 @@ def test_one_line_counts_what_was_not_delivered(cluster, run, answer):
         broker.on_send(answer, times=None)
     ended = run("""
 p = Producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=0)
+over = threading.Event()
+hold = threading.Thread(target=p._live_session().driver.call, args=(lambda: over.wait(60),))
+hold.start()
 work(p)
+# No message may have ended before the process begins to end.
+threading.Timer(0.5, over.set).start()
 began = time.monotonic()
 atexit._run_exitfuncs()
 assert time.monotonic() - began < 30
