@@ -135,14 +135,16 @@ def _unfolded(facts: Figures) -> Iterator[Case]:
 def _causes(facts: Figures) -> Iterator[Case]:
     """Yield the failures that hold, once per code, if rows still suffer from them: an epoch or a
     send failed, or dead letters with the code are pending. Leave out brokers that are away, because
-    other findings report them."""
+    other findings report them; a wait for such a broker may name no broker, only the same code."""
     absent, totals = _absent_brokers(facts), facts.totals
+    away = {("", a.cause) for a in facts.absences if a.broker in absent}
     pending = {letters.error_code for letters in facts.dead_letters if letters.pending}
     is_cut = bool(totals.unfinished or totals.failed_sends)
     by_code: dict[str, list[Cause]] = {}
     for cause in facts.causes:
         is_felt = is_cut or cause.error_code in pending
-        if is_felt and cause.error_code in CAUSES and cause.broker not in absent:
+        is_away = cause.broker in absent or (cause.broker, cause.error_code) in away
+        if is_felt and cause.error_code in CAUSES and not is_away:
             by_code.setdefault(cause.error_code, []).append(cause)
     for code, causes in by_code.items():
         first, (says, remedy) = causes[0], CAUSES[code]
