@@ -25,6 +25,8 @@ from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.spark import foreach_batch
+from rocket_sink.spark.context import StreamRun
 from rocket_sink.testing import Delay, FakeCluster
 
 from .values import context, sends
@@ -136,8 +138,11 @@ def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_a_ledger_that_was_deleted_between_epochs(spark: Any, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
+def test_a_ledger_that_was_deleted_between_epochs(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, runs = tmp_path / "ledger", ["run-1"]
+    monkeypatch.setattr(foreach_batch, "run_of", lambda df: StreamRun("query", runs[-1]))
     with FakeCluster(brokers=1) as cluster:
         options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
 
@@ -153,6 +158,7 @@ def test_a_ledger_that_was_deleted_between_epochs(spark: Any, tmp_path: Path) ->
             write(sink, 1)
         assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
         # A new start makes a new ledger.
+        runs.append("run-2")
         assert write(RocketSink(appId="nightly", **options), 1) == 20
     assert DeltaTable(ledger).metadata().partition_columns == ["kind"]
 
