@@ -190,11 +190,11 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
             os.mkdir(name, dir_fd=handle)
         except FileExistsError:
             return
-        made = _enter(handle, name, path)
+        folder = _enter(handle, name, path)
         try:
-            self._share(made, 0o2777)
+            self._share(folder, 0o2777)
         finally:
-            os.close(made)
+            os.close(folder)
 
     def _share(self, handle: int, most: int) -> None:
         root = Path(self._root).stat()

@@ -170,9 +170,9 @@ def _key_text(keys: pa.Array) -> pa.Array:
         return unscaled
     sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
     digits = pc.ascii_lpad(pc.ascii_ltrim(unscaled, "-"), scale + 1, "0")
-    whole = pc.utf8_slice_codeunits(digits, 0, -scale)
+    integer = pc.utf8_slice_codeunits(digits, 0, -scale)
     fraction = pc.utf8_slice_codeunits(digits, -scale)
-    return pc.binary_join_element_wise(sign, whole, ".", fraction, "")
+    return pc.binary_join_element_wise(sign, integer, ".", fraction, "")
 
 
 def _integers(array: pa.Array) -> pa.Array:

@@ -271,7 +271,7 @@ class FoldThread:
                 self._wake.wait_for(self._is_woken, self._pause_s())
                 is_urgent, self._is_urgent = self._is_urgent, False
                 is_last = self._is_finished
-                ended, ledgers = self.runs.ended(), list(self._ledgers.values())
+                ended_runs, ledgers = self.runs.ended(), list(self._ledgers.values())
             for ledger in ledgers:
                 # Confirm before each fold: all folds take longer than `Ledger.sync` waits.
                 self._confirm_new()
@@ -280,7 +280,7 @@ class FoldThread:
                 if ledger.is_expiry_due() and not self._is_finished:
                     self._expire(ledger)
             is_folded = not any(ledger.waits for ledger in ledgers)
-            self.runs.say_ends(ended, ledgers, is_folded=is_folded)
+            self.runs.say_ends(ended_runs, ledgers, is_folded=is_folded)
             if is_last:
                 return
 

@@ -270,10 +270,10 @@ def _tell_tasks(query: Any, *, is_late: bool) -> None:
         settings = query.sparkSessionForStream().conf()
         settings.set(PLAN, plan_digest(query.analyzedPlan()))
         logs = [each.getLatest() for each in (query.offsetLog(), query.commitLog())]
-        begun, ended = (entry.get()._1() if entry.isDefined() else -1 for entry in logs)
+        last_begun, last_ended = (entry.get()._1() if entry.isDefined() else -1 for entry in logs)
         # The pending epoch of a query that runs already may be its own.
-        if begun > ended and not is_late:
-            settings.set(PENDING, str(begun))
+        if last_begun > last_ended and not is_late:
+            settings.set(PENDING, str(last_begun))
 
 
 def _source_options(query: Any) -> SinkOptions | None:

@@ -2436,7 +2436,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "copied-checkpoint-unseen",
         "rocket_sink/spark/session_checks.py",
-        "            settings.set(PENDING, str(begun))\n",
+        "            settings.set(PENDING, str(last_begun))\n",
         "            pass\n",
         (f"{_other_plan}::test_a_copied_checkpoint_with_another_query_id_counts_its_doubles",),
         "the last epoch of a copied checkpoint is sent twice, and nothing counts it",

@@ -247,7 +247,7 @@ def _has_log(place: LedgerPath) -> bool:
     """Return whether the table has a log. On stores ask pyarrow, which fails sooner than delta-rs.
     Raise LedgerError or OSError if the store cannot be read."""
     if place.is_local:
-        return Path(place.root, LOG_FOLDER).is_dir() and not lacks_commits(place, is_new=True)
+        return Path(place.root, LOG_FOLDER).is_dir()
     if not is_s3(place.uri):
         return False
     if place.problem:
@@ -258,14 +258,6 @@ def _has_log(place: LedgerPath) -> bool:
             return False
         _seen.add(place)
     return True
-
-
-def lacks_commits(place: LedgerPath, *, is_new: bool) -> bool:
-    """Return whether the log of a local table has no commit. `is_new`: because another process is
-    just making the table; else there are data files, so that the commits were lost."""
-    root = Path(place.root)
-    has_commits = any(root.joinpath(LOG_FOLDER).glob("*.json"))
-    return not has_commits and is_new != any(root.glob("kind=*"))
 
 
 @native_calls.uninterrupted()

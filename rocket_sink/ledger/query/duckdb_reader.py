@@ -27,7 +27,6 @@ from rocket_sink.ledger.append.delta_rs import (
     as_dataset,
     damaged,
     data_files,
-    lacks_commits,
     open_table,
     unreadable,
 )
@@ -268,8 +267,10 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     if find_spec("duckdb") is None or is_remote(path):
         return None
     place = resolve_path(path)
-    table, log_folder = open_table(place), Path(place.root, LOG_FOLDER)
-    if table is None and log_folder.is_dir() and lacks_commits(place, is_new=False):
+    table, root = open_table(place), Path(place.root)
+    # Without data files, another process is just making the table.
+    has_log = root.joinpath(LOG_FOLDER).is_dir() and any(root.glob("kind=*"))
+    if table is None and has_log and not any(root.joinpath(LOG_FOLDER).glob("*.json")):
         raise damaged(place, "its log has no commit")
     if table is None or table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
         return None
