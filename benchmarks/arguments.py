@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LANES: Final = (
     "foreach",
+    "foreach-rows",
     "source-stream",
     "source-batch",
     "write_batch",

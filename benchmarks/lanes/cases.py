@@ -81,6 +81,12 @@ def _foreach(frame: DataFrame, options: Options) -> Writer:
     return RocketSink(**options).stream(frame)
 
 
+def _foreach_rows(frame: DataFrame, options: Options) -> Writer:
+    from rocket_sink.spark.sink import RocketSink
+
+    return frame.writeStream.foreach(RocketSink(**options))
+
+
 def _foreach_nothing(frame: DataFrame, options: Options) -> Writer:
     from benchmarks.lanes.twins import Nothing
 
@@ -155,6 +161,7 @@ def _noop_stream(frame: DataFrame, options: Options) -> Writer:
 LANES: Final = (
     Lane("foreach-nothing", writer=_foreach_nothing),
     Lane("foreach", "foreach-nothing", writer=_foreach),
+    Lane("foreach-rows", "foreach-nothing", writer=_foreach_rows),
     Lane("source-stream-nothing", writer=_nothing_stream),
     Lane("source-stream", "source-stream-nothing", writer=_source_stream),
     Lane("source-batch-nothing", run=_nothing_batch),
@@ -168,7 +175,8 @@ LANES: Final = (
     Lane("noop-batch", run=_noop),
 )
 SENDING: Final = (
-    "foreach", "source-stream", "source-batch", "write_batch", "write_batch-once", "write",
+    "foreach", "foreach-rows", "source-stream", "source-batch", "write_batch", "write_batch-once",
+    "write",
 )  # fmt: skip
 NOOPS: Final = ("noop-stream", "noop-batch")
 

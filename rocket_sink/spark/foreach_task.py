@@ -50,19 +50,37 @@ def _time_of(micros: int | None) -> datetime | None:
         return far
 
 
+def foreach_run(
+    options: SinkOptions, partition: int, epoch: int, token: LedgerToken | None, *,
+    hands_over: bool, timed: bool = False,
+) -> TaskRunner:  # fmt: skip
+    """Return the runner of a task attempt of the foreach lane (see `TaskRunner`)."""
+    refuse_budget(options)
+    ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
+    return TaskRunner(
+        options, ctx, token=token, streaming_query=streaming_query(), settings=id_settings(),
+        timed=timed, hands_over=hands_over,
+    )  # fmt: skip
+
+
+def finish_run(run: TaskRunner, handed: RowsByAccumulator | None) -> None:
+    """Await all answers; give Spark the ledger rows that it must bring to the driver."""
+    run.finish()
+    if run.handed is not None and handed is not None:
+        handed.add(run.handed)
+
+
 class ForeachTask:
-    """The writer that Spark calls through `RocketSink`."""
+    """The writer that Spark calls through `RocketSink`, with a row at a time."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
         token: LedgerToken | None = None, handed: RowsByAccumulator | None = None,
     ) -> None:  # fmt: skip
-        refuse_budget(options)
-        ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
         self._max_delay_s = options.gather_max_delay_ms / 1000
-        self._run = TaskRunner(
-            options, ctx, token=token, streaming_query=streaming_query(), settings=id_settings(),
-            timed=self._max_delay_s > 0, hands_over=handed is not None,
+        self._run = foreach_run(
+            options, partition, epoch, token, hands_over=handed is not None,
+            timed=self._max_delay_s > 0,
         )  # fmt: skip
         self._handed = handed
         self._gatherer = RowBatcher(options, plan)
@@ -125,9 +143,7 @@ class ForeachTask:
             if self._failure is not None:
                 raise self._failure
             self._flush()
-            self._run.finish()
-            if self._run.handed is not None and self._handed is not None:
-                self._handed.add(self._run.handed)
+            finish_run(self._run, self._handed)
 
     def _flush(self) -> None:
         self._flush_s = math.inf

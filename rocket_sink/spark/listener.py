@@ -37,6 +37,7 @@ from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_start
 from rocket_sink.spark.context import run_of, streaming_executions
+from rocket_sink.spark.packs import plan_below
 from rocket_sink.spark.runs import Runs
 from rocket_sink.spark.session_checks import refuse_query, schema_of
 
@@ -147,7 +148,7 @@ class QueryListener(StreamingQueryListener):
             say_start(options, lane, label)
             self._thread.runs.name_sink(run, label, options.ledger)
             if lineage.is_on():
-                lineage.started(options, run, query, schema_of(plan))
+                lineage.started(options, run, query, schema_of(plan_below(plan)))
 
 
 class FoldThread:

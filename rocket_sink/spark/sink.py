@@ -1,8 +1,8 @@
 """`RocketSink`, one object for `foreach`, `foreachBatch` and batch writes.
 
     sink = RocketSink(nameServer="h1:9876", topic="flights", ledger="/data/ledger")
-    df.writeStream.foreach(sink).start()                  # rows, in the workers
-    sink.stream(df).start()                               # the same, schema checked on the driver
+    sink.stream(df).start()                               # foreach, over Arrow batches
+    df.writeStream.foreach(sink).start()                  # foreach, over single rows
     df.writeStream.foreachBatch(sink.write_batch).start() # Arrow; one job sends and appends
     print(sink.write(df))                                 # a batch
 
@@ -38,6 +38,7 @@ from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.listener import install_fold, owner_of
+from rocket_sink.spark.packs import PackTask, packed
 from rocket_sink.spark.session_checks import (
     check_reachable,
     check_rights,
@@ -61,7 +62,7 @@ class RocketSink:
         ConfigurationError: `spark.speculation` is on (see `allowSpeculation`).
     """
 
-    _task: ForeachTask | None = None
+    _task: ForeachTask | PackTask | None = None
     _heard: tuple[SparkContext, int] | None = None
     """The application, and Spark's number of the session whose listener folds the ledger."""
 
@@ -91,7 +92,9 @@ class RocketSink:
     def stream(self, df: DataFrame) -> DataStreamWriter:
         """Return `df.writeStream.foreach(...)` after checking columns and ledger on the driver.
 
-        Spark hands Python only the columns that the row contract needs.
+        Spark hands Python only the columns that the row contract needs, an Arrow batch as a row
+        (`spark.packs`). So the rows of a batch are sent together: `gatherRows` and
+        `gatherMaxDelayMs` have no effect.
 
         Raises:
             ColumnError: the columns do not fit (see `check`).
@@ -111,9 +114,13 @@ class RocketSink:
         check_reachable(self._options, df.sparkSession)
         token = spool_token(without_files(self._options), df.sparkSession)
         needed, plan = select_needed(df, plan)
+        packs = packed(needed)
         bound = RocketSink.__new__(RocketSink)
-        bound.__setstate__({"options": self._options, "plan": plan, "token": token})
-        writer: DataStreamWriter = needed.writeStream.foreach(bound)
+        bound.__setstate__({
+            "options": self._options, "plan": plan, "token": token,
+            "takes_packs": packs is not None,
+        })  # fmt: skip
+        writer: DataStreamWriter = (needed if packs is None else packs).writeStream.foreach(bound)
         return writer
 
     def ordered(self, df: DataFrame, partitions: int | None = None) -> DataFrame:
@@ -134,9 +141,11 @@ class RocketSink:
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
         """Return True: otherwise Spark would drop the rows without calling `process`."""
-        self._task = ForeachTask(
-            self._options, self._plan, partition_id, epoch_id, self._token, self._handed
-        )
+        place = (partition_id, epoch_id, self._token, self._handed)
+        if self._takes_packs and self._plan is not None:
+            self._task = PackTask(self._options, self._plan, *place)
+        else:
+            self._task = ForeachTask(self._options, self._plan, *place)
         # Spark looks up `process` for each row: let it find the task's method, which saves a call.
         self.__dict__["process"] = self._task.process
         return True
@@ -195,7 +204,7 @@ class RocketSink:
         return {
             "options": with_task_rate(options), "plan": self._plan, "token": token,
             "handed": self._handed or rows_by_accumulator(options),
-            "mark": note_sink(self._options, self._plan),
+            "mark": note_sink(self._options, self._plan), "takes_packs": self._takes_packs,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -203,6 +212,7 @@ class RocketSink:
         self._plan: ColumnPlan | None = state["plan"]
         self._token: LedgerToken | None = state["token"]
         self._handed: RowsByAccumulator | None = state.get("handed")
+        self._takes_packs: bool = state.get("takes_packs", False)
         self._batches = BatchWriter(self._options)
 
     def __repr__(self) -> str:

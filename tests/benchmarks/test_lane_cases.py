@@ -74,9 +74,9 @@ def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) ->
 
 def test_full_is_all_of_it_and_nothing_is_a_part() -> None:
     full = asked(full=True).plan()
-    # The matrix has six lanes by three kinds of order by four sizes, the twins of five lanes, and
+    # The matrix has seven lanes by three kinds of order by four sizes, the twins of five lanes, and
     # two cases per size that do nothing.
-    assert len(full.lane_cases()) == (6 * 3 + 5 * 3 + 2) * 4
+    assert len(full.lane_cases()) == (7 * 3 + 5 * 3 + 2) * 4
     assert full.ceiling and full.java_batches and full.kafka
     small = asked().plan()
     assert small.ceiling and not small.kafka and small.bodies == (256,)

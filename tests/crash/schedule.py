@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-STREAMS: Final = ("foreach", "source_stream", "foreach_batch")
+STREAMS: Final = ("foreach", "packs", "source_stream", "foreach_batch")
 BATCHES: Final = ("write", "source_batch")
 BACKFILL: Final = "backfill"
 TRANSACTIONAL: Final = "transactional"
@@ -111,9 +111,9 @@ EVENTS: Final = {
     "driver_killed": Event(
         "killed", (*_ALL, BACKFILL), (*_TASK, COMMITTED, ENDING, ENDED, *FOLDS, LETTERS)
     ),
-    "executor_killed": Event("executors", ("foreach", "foreach_batch", "write"), _TASK),
+    "executor_killed": Event("executors", ("foreach", "packs", "foreach_batch", "write"), _TASK),
 }
-_SPOOLING: Final = ("foreach", "source_stream", "source_batch")
+_SPOOLING: Final = ("foreach", "packs", "source_stream", "source_batch")
 _LANES_OF: Final = {
     SPOOLED: _SPOOLING,
     COMMITTED: ("foreach_batch", "write", "source_stream", "source_batch"),
@@ -171,7 +171,7 @@ CI: Final = (
     Schedule("foreach", "strict", "at_least_once", "worker_killed", REQUEST, 1),
     Schedule("source_batch", "strict", "at_least_once", "task_failed", SPOOLED, 1),
     Schedule("foreach_batch", "strict", "effectively_once", "broker_killed", REQUEST, 11),
-    Schedule("foreach", "best_effort", "at_least_once", "broker_frozen", REQUEST, 11),
+    Schedule("packs", "best_effort", "at_least_once", "broker_frozen", REQUEST, 11),
     Schedule("foreach", "strict", "effectively_once", "queues_changed", REQUEST, 5),
     Schedule("source_stream", "none", "at_least_once", "topic_deleted"),
     Schedule("foreach_batch", "none", "effectively_once", "checkpoint_deleted"),
@@ -192,7 +192,7 @@ MOMENTS: Final = (
     Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
     Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
     Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),
-    Schedule("foreach", "none", "effectively_once", "driver_killed", REQUEST, 1),
+    Schedule("packs", "none", "effectively_once", "driver_killed", REQUEST, 1),
     Schedule("source_stream", "strict", "at_least_once", "driver_killed", ANSWERED, 1, "own"),
     Schedule("foreach", "strict", "effectively_once", "driver_killed", SPOOLED, 1),
     Schedule("source_stream", "none", "effectively_once", "driver_killed", "fold:listed"),

@@ -12,6 +12,7 @@ from .judge import Accounts, Copy, Epoch, Row, Sent, judge
 from .schedule import (
     ANSWERED,
     BACKFILL,
+    BATCHES,
     CI,
     COMMITTED,
     DELIVERIES,
@@ -23,6 +24,7 @@ from .schedule import (
     MOMENTS,
     REQUEST,
     SPOOLED,
+    STREAMS,
     TRANSACTIONAL,
     deliveries_of,
     draw,
@@ -244,7 +246,7 @@ def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
 def test_the_chosen_schedules_have_everything() -> None:
     assert {schedule.event for schedule in CI} == set(EVENTS)
     chosen = (*CI, *MOMENTS)
-    lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
+    lanes = {*STREAMS, *BATCHES, BACKFILL}
     assert {schedule.lane for schedule in chosen} == lanes
     assert {schedule.delivery for schedule in CI} == set(DELIVERIES)
     moments = {schedule.moment for schedule in CI}

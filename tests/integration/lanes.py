@@ -36,6 +36,10 @@ def _foreach(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]
     _await(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
 
 
+def _packs(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    _await(RocketSink(**options).stream(read_stream(spark, source)), checkpoint)
+
+
 def _foreach_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     sink = RocketSink(**options)
     _await(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
@@ -67,4 +71,5 @@ LANES = (
     Lane("write", _write, streams=False),
     Lane("source_stream", _source_stream),
     Lane("source_batch", _source_batch, streams=False),
+    Lane("packs", _packs),
 )

@@ -63,7 +63,7 @@ def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
             nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
             sendMsgTimeout=60_000,
         )  # fmt: skip
-        query = start(sink.stream(source.frame), tmp_path)
+        query = start(source.frame.writeStream.foreach(sink), tmp_path)
         try:
             until_s = time.monotonic() + 300
             for number in range(20):

@@ -1,0 +1,85 @@
+"""Arrow batches inside foreach, which `RocketSink.stream` hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkImportError
+
+from rocket_sink.spark.packs import pack
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
+
+MIB = 1 << 20
+
+
+def opened(packs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    columns = [row.column("arrow_batch") for row in packs]
+    assert all(len(column) == 1 for column in columns)
+    return [pa.ipc.open_stream(column[0].as_py()).read_next_batch() for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("bodies_mib", "rows_of_packs"),
+    [
+        ([], []),
+        ([1] * 4, [4]),
+        ([5] * 7, [3, 2, 2]),
+        ([20], [1]),
+        ([1, 20, 1], [1, 1, 1]),
+    ],
+)
+def test_a_pack_has_at_most_16_mib_or_one_row(
+    bodies_mib: list[int], rows_of_packs: list[int]
+) -> None:
+    bodies = [bytes([number]) * (size * MIB) for number, size in enumerate(bodies_mib)]
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
+    parts = opened(pack(iter([batch])))
+    assert [part.num_rows for part in parts] == rows_of_packs
+    assert [body for part in parts for body in part["body"].to_pylist()] == bodies
+
+
+def test_nested_and_null_columns_keep_their_values() -> None:
+    rows = {
+        "body": ["订单", None, ""],
+        "tags": pa.nulls(3, pa.string()),
+        "properties": pa.array([[("a", "1")], None, []], pa.map_(pa.string(), pa.string())),
+        "keys": [["k1", None], [], None],
+    }
+    batch = pa.RecordBatch.from_pydict(rows)
+    empty = batch.slice(0, 0)
+    assert opened(pack(iter([empty, batch.slice(1), empty]))) == [batch.slice(1)]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("has_pandas", [True, False])
+def test_a_stream_hands_over_packs_or_says_why_it_cannot(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, has_pandas: bool
+) -> None:
+    if not has_pandas:
+
+        def refuse() -> None:
+            raise PySparkImportError("pandas >= 2.2.0 must be installed")
+
+        functions = "pyspark.sql.pandas.functions"
+        monkeypatch.setattr(f"{functions}.require_minimum_pandas_version", refuse)
+    (tmp_path / "in").mkdir()
+    spark.range(2000).selectExpr("CAST(id AS STRING) AS body").write.mode("append").parquet(
+        str(tmp_path / "in")
+    )
+    rows = spark.readStream.schema("body STRING").parquet(str(tmp_path / "in"))
+    with FakeCluster(brokers=1) as cluster:
+        sink = RocketSink(nameServer=cluster.name_server, topic="t")
+        query = (
+            sink.stream(rows).option("checkpointLocation", str(tmp_path / "c"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        plan = query._jsq.explainInternal(False)
+        assert sorted(int(message.body) for message in cluster.messages("t")) == [*range(2000)]
+    assert ("MapInArrow" in plan) is has_pandas
+    assert ("pandas >= 2.2.0 must be installed" in caplog.text) is not has_pandas
