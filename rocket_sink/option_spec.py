@@ -65,7 +65,6 @@ class Kind(enum.Enum):
     NUMBER = "number"
     BOOLEAN = "boolean"
     MILLISECONDS = "ms"
-    SECONDS = "s"
     BYTES = "bytes"
     CHOICE = "choice"
     INTEGERS = "integers"
@@ -92,7 +91,7 @@ class Option:
 
     @property
     def unit(self) -> str:
-        """The unit of the values: `ms`, `s`, `bytes` or an empty text."""
+        """The unit of the values: `ms`, `bytes` or an empty text."""
         return self.kind.value if self.kind in _UNITS else ""
 
     def parse(self, value: Any) -> Any:
@@ -171,7 +170,7 @@ def _boolean(value: Any) -> bool:
     return word in ("true", "1", "yes", "on")
 
 
-def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
+def _scaled(value: Any, scales: Mapping[str, int]) -> int:
     """Return a number with an optional suffix (`1500`, `1.5s`, `4 MiB`) in whole units."""
     if not isinstance(value, str):
         return _integer(value)
@@ -194,7 +193,6 @@ _MS_SCALES: Final = {
     "d": 86_400_000,
     "s": 1000,
 }
-_S_SCALES: Final = {suffix: Fraction(ms, 1000) for suffix, ms in _MS_SCALES.items()}
 _BYTE_SCALES: Final = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30,
     "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 2**10, "m": 2**20, "g": 2**30, "b": 1,
@@ -235,7 +233,7 @@ def _durations(value: Any) -> tuple[tuple[str, int], ...]:
     return spans
 
 
-_UNITS: Final = {Kind.MILLISECONDS, Kind.SECONDS, Kind.BYTES}
+_UNITS: Final = {Kind.MILLISECONDS, Kind.BYTES}
 _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.TEXT: (_text, "text"),
     Kind.SECRET: (Secret, "text"),
@@ -244,8 +242,6 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.BOOLEAN: (_boolean, "true or false"),
     Kind.MILLISECONDS: (partial(_scaled, scales=_MS_SCALES),
                         "a duration (milliseconds, or with a unit as in 3s, 500ms, 10m)"),
-    Kind.SECONDS: (partial(_scaled, scales=_S_SCALES),
-                   "a duration (seconds, or with a unit as in 120s, 2m)"),
     Kind.BYTES: (partial(_scaled, scales=_BYTE_SCALES),
                  "a size (bytes, or with a unit as in 512KiB, 4MiB)"),
     Kind.CHOICE: (_text, "one word"),

@@ -41,12 +41,9 @@ class SinkOptions:
     client_ip: str = option("clientIp", Kind.TEXT, "", _C, "address in the client id; the local one when empty", java="clientIP")
     namespace: str = option("namespace", Kind.TEXT, "", _C, "instance id put before topics and groups (namespace%topic)", java="namespace")
     namespace_v2: str = option("namespaceV2", Kind.TEXT, "", _C, "namespace that each request names in its header (fields ns and nsd), for proxies and clouds that keep namespaces apart", java="namespaceV2")
-    vip_channel_enabled: bool = option("vipChannelEnabled", Kind.BOOLEAN, False, _C, "use the broker's port minus 2", java="vipChannelEnabled")
-    connect_timeout_ms: int = option("connectTimeoutMs", Kind.MILLISECONDS, 3000, _C, "longest wait for a TCP or TLS connection", low=1, java="connectTimeoutMillis")
-    mq_client_api_timeout_ms: int = option("mqClientApiTimeout", Kind.MILLISECONDS, 3000, _C, "longest wait for all name servers together", low=1, java="mqClientApiTimeout")
+    connect_timeout_ms: int = option("connectTimeoutMs", Kind.MILLISECONDS, 3000, _C, "longest wait for a TCP or TLS connection, and for all name servers together", low=1, java="connectTimeoutMillis")
     poll_name_server_interval_ms: int = option("pollNameServerInterval", Kind.MILLISECONDS, 30_000, _C, "age at which a route is fetched again", low=10, java="pollNameServerInterval")
     heartbeat_broker_interval_ms: int = option("heartbeatBrokerInterval", Kind.MILLISECONDS, 30_000, _C, "time between heartbeats to the brokers", low=100, java="heartbeatBrokerInterval")
-    channel_max_idle_s: int = option("channelMaxIdleSeconds", Kind.SECONDS, 120, _C, "an idle connection older than this is not used again", low=1, java="clientChannelMaxIdleTimeSeconds")
     access_key: Secret | None = option("accessKey", Kind.SECRET, None, _C, "ACL user; value, env:NAME or file:PATH")
     secret_key: Secret | None = option("secretKey", Kind.SECRET, None, _C, "ACL secret; value, env:NAME or file:PATH")
     security_token: Secret | None = option("securityToken", Kind.SECRET, None, _C, "ACL security token of temporary credentials; value, env:NAME or file:PATH")
@@ -67,7 +64,6 @@ class SinkOptions:
     allow_system_topics: bool = option("allowSystemTopics", Kind.BOOLEAN, False, _M, "let the topic column name topics that brokers use themselves (TBW102, RMQ_SYS_..., %RETRY%..., names of brokers and clusters); else such a row is a dead letter")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
     compress_batches: bool = option("compressBatches", Kind.BOOLEAN, False, _M, "Spark lanes: compress the bodies inside batches too, each by itself, from compressMsgBodyOverHowmuch on; bodies that do not shrink travel in requests of their own")
-    serializer: str = option("serializeType", Kind.CHOICE, "json", _M, "header serialisation on the wire", choices=("json", "rocketmq"), java="rocketmq.serialize.type")
 
     send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")
     attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of the remaining time", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
@@ -94,9 +90,6 @@ class SinkOptions:
     fault_profile: str = option("faultProfile", Kind.CHOICE, "5.x", _R, "which generation's latency table", choices=("5.x", "4.x"))
     latency_max_ms: tuple[int, ...] = option("latencyMax", Kind.INTEGERS, (), _R, "latency classes in ms; empty: the profile's", low=0, java="latencyMax")
     not_available_duration_ms: tuple[int, ...] = option("notAvailableDuration", Kind.INTEGERS, (), _R, "isolation in ms per latency class; empty: the profile's", low=0, java="notAvailableDuration")
-    start_detector_enable: bool = option("startDetectorEnable", Kind.BOOLEAN, True, _R, "probe unreachable brokers before using them again", java="startDetectorEnable")
-    detect_timeout_ms: int = option("detectTimeout", Kind.MILLISECONDS, 200, _R, "longest wait for a probe", low=1, java="detectTimeout")
-    detect_interval_ms: int = option("detectInterval", Kind.MILLISECONDS, 2000, _R, "time between probes of a broker", low=10, java="detectInterval")
     suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another broker can take them", low=10)
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
     broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
@@ -352,6 +345,17 @@ _BY_NAME: Final[dict[str, Option]] = {
 }
 
 
+_NO_SETTING: Final = (
+    "vipChannelEnabled", "clientChannelMaxIdleTimeSeconds", "serializeType", "startDetectorEnable",
+    "detectTimeout", "detectInterval",
+)  # fmt: skip
+_INSTEAD: Final = {
+    **dict.fromkeys(map(_plain, _NO_SETTING), "leave it out: this client has no such setting"),
+    _plain("mqClientApiTimeout"): "connectTimeoutMs is the wait for name servers, too",
+}
+"""{plain name of an option of Java: what to write instead}"""
+
+
 def find_option(name: str) -> Option:
     """Return the option of a name, with or without `rocketmq.`; raise OptionError if unknown."""
     plain = _plain(name.removeprefix("rocketmq."))
@@ -359,6 +363,7 @@ def find_option(name: str) -> Option:
         return _BY_NAME[plain]
     near = nearest(plain, _BY_NAME)
     hint = f"did you mean {_BY_NAME[near].name!r}?" if near else "rocket-sink options lists all"
+    hint = _INSTEAD.get(plain, hint)
     raise OptionError(f"unknown option {name!r}; {hint}", option=name)
 
 

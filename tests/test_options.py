@@ -36,6 +36,8 @@ def test_names_are_unique_in_every_spelling() -> None:
     ("given", "words"),
     [
         ({"nameservr": "x"}, ["nameservr", "did you mean 'nameServer'"]),
+        ({"rocketmq.serialize.type": "ROCKETMQ"}, ["leave it out"]),
+        ({"mqClientApiTimeout": 3000}, ["connectTimeoutMs"]),
         ({"ordering": "strct"}, ["ordering", "strict", "best_effort"]),
         ({"sendMsgTimeout": "soon"}, ["sendMsgTimeout", "'soon'", "milliseconds"]),
         ({"retryTimesWhenSendFailed": -1}, ["retryTimesWhenSendFailed", "0..100"]),

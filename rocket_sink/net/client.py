@@ -25,7 +25,7 @@ from rocket_sink.wire.answers import AnswerShapes
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.single_frames import fill_frames
 from rocket_sink.wire.connection import OPAQUES, Connection
-from rocket_sink.wire.headers import Frame, Serialize
+from rocket_sink.wire.headers import Frame
 
 _TICK_S: Final = 0.02
 """Longest wait while requests are in flight, because their deadlines have to be checked."""
@@ -33,6 +33,8 @@ FLUSH_BYTES: Final = 131_072
 """Number of queued bytes at which `send` writes at once, without waiting for the next poll."""
 _CHECK_IDLE_S: Final = 0.05
 """Idle time after which a channel is read before its next use, in case the peer has closed it."""
+_MAX_IDLE_S: Final = 120.0
+"""Idle time after which a channel is not used again, because a firewall may have forgotten it."""
 UNREAD_ANSWERS_BYTES: Final = 1 << 20
 """Bytes of answers to a peer's requests, queued and not taken by the kernel, above which further
 requests of the peer get no answer."""
@@ -148,8 +150,6 @@ class NetworkClient:
         """
         self._security = None if options.tls_mode == "off" else Security(options)
         self._connect_timeout_s = options.connect_timeout_ms / 1000
-        self._max_idle_s = options.channel_max_idle_s
-        self.serializer: Serialize = "rocketmq" if options.serializer == "rocketmq" else "json"
         self._sign = sign
         self._hide = hide
         self.clock = clock
@@ -177,7 +177,7 @@ class NetworkClient:
             return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
             idle_s = now_s - channel.used_s
-            if idle_s > self._max_idle_s:
+            if idle_s > _MAX_IDLE_S:
                 self.drain(channel, now_s)
             elif idle_s > _CHECK_IDLE_S and channel.is_open:
                 # Read first: if the peer has closed the connection, a write's outcome is unknown.
@@ -195,7 +195,6 @@ class NetworkClient:
                 Connection(
                     # Begin with a random id, because a proxy gives its error answers ids from 0 on.
                     first_opaque=secrets.randbelow(OPAQUES // 2),
-                    serialize=self.serializer,
                     sign=self._sign,
                     hide=self._hide,
                     shapes=AnswerShapes(),
@@ -253,8 +252,8 @@ class NetworkClient:
 
     @property
     def takes_groups(self) -> bool:
-        """Whether `call_group` may be used: headers are JSON, without signatures and hooks."""
-        return self.serializer == "json" and self._sign is None and not self.rpc_hooks
+        """Whether `call_group` may be used: headers have no signatures, and no hook sees them."""
+        return self._sign is None and not self.rpc_hooks
 
     def call_group(
         self,

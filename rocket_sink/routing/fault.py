@@ -90,6 +90,8 @@ TOPIC_ISOLATION_MS: Final = 30_000
 """Isolation of a topic on a broker, which gives time to look up a route without the broker."""
 EXTENSION_S: Final = 1.0
 """Shortest extension that makes another event, so that a thousand failures at once make one."""
+PROBE_INTERVAL_S: Final = 2.0
+"""Time between probes of a broker by all processes that share the table (Java: detectInterval)."""
 _FORGOTTEN_S: Final = 600.0
 """Time after an isolation until an unreachable broker that no process probes is removed."""
 _PAIR: Final = "\x00"
@@ -165,23 +167,13 @@ class LatencyFaultTolerance:
 
     Args:
         store: the storage of the table; None: a new dictionary.
-        detector: whether the caller probes unreachable brokers. Otherwise no broker is marked
-            unreachable, because nothing would remove the mark.
-        detect_interval_ms: time between probes of a broker by all processes that share the store.
     """
 
     def __init__(
-        self,
-        profile: FaultProfile = PROFILES["5.x"],
-        store: FaultStore | None = None,
-        *,
-        detector: bool = True,
-        detect_interval_ms: float = 2000,
+        self, profile: FaultProfile = PROFILES["5.x"], store: FaultStore | None = None
     ) -> None:
         self.profile = profile
         self.store: FaultStore = dict[str, FaultItem]() if store is None else store
-        self.detector = detector
-        self._interval_s = detect_interval_ms / 1000
 
     def update(
         self,
@@ -200,7 +192,6 @@ class LatencyFaultTolerance:
             rank: SLOW for a message that was stored, however quickly; BUSY or FAILING for a
                 failure, which is isolated like an answer of `isolation_latency_ms`.
         """
-        reachable = reachable or not self.detector
         duration_ms = self.profile.duration_ms(latency_ms, isolation=rank != SLOW)
         old = self.store.get(name)
         if old is None:
@@ -213,7 +204,7 @@ class LatencyFaultTolerance:
             ends = {**dict.fromkeys(_END_OF.values(), 0.0), _END_OF[rank]: until_s}
         else:
             ends = {_END_OF[rank]: max(until_s, getattr(old, _END_OF[rank]))}
-        check_s = old.check_s if reachable or not old.reachable else now_s + self._interval_s
+        check_s = old.check_s if reachable or not old.reachable else now_s + PROBE_INTERVAL_S
         item = replace(old, latency_ms=latency_ms, reachable=reachable, check_s=check_s, **ends)
         return self._isolate(old, item, now_s, cause)
 
@@ -250,7 +241,7 @@ class LatencyFaultTolerance:
             elif now_s >= item.until_s + _FORGOTTEN_S:
                 self.store.pop(item.broker_name, None)
         for item in due:
-            self.store[item.broker_name] = replace(item, check_s=now_s + self._interval_s)
+            self.store[item.broker_name] = replace(item, check_s=now_s + PROBE_INTERVAL_S)
         return [item.broker_name for item in due]
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
@@ -263,8 +254,8 @@ class LatencyFaultTolerance:
         if alive:
             self.store[name] = replace(old, reachable=True)
             return None
-        until_s = max(old.until_s, now_s + 2 * self._interval_s)
-        item = replace(old, failing_until_s=until_s, reachable=not self.detector)
+        until_s = max(old.until_s, now_s + 2 * PROBE_INTERVAL_S)
+        item = replace(old, failing_until_s=until_s, reachable=False)
         return self._isolate(old, item, now_s, "PROBE_FAILED")
 
     def items(self) -> list[FaultItem]:

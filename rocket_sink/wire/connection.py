@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.frame import FrameReader, encode_frame, encode_head
-from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame, Serialize, response_to
+from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame, response_to
 
 if TYPE_CHECKING:
     from rocket_sink.wire.answers import Answers, AnswerShapes
@@ -105,14 +105,12 @@ class Connection:
         self,
         *,
         first_opaque: int = 0,
-        serialize: Serialize = "json",
         sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
         hide: Callable[[str], str] | None = None,
         shapes: AnswerShapes | None = None,
     ) -> None:
         self._reader = FrameReader(shapes)
         self._next_opaque = first_opaque
-        self._serialize: Serialize = serialize
         self._sign = sign
         self._hide = hide
         self._pending: dict[int, Pending] = {}
@@ -194,8 +192,7 @@ class Connection:
         self._check_open()
         if request.is_oneway:
             return b""
-        response = response_to(request, code, remark=remark)
-        return encode_frame(response, serialize=request.serialize)
+        return encode_frame(response_to(request, code, remark=remark))
 
     def mark_written(self, token: object, now_s: float) -> None:
         """Mark this request, and all requests before it, as written in full. If no unwritten
@@ -372,4 +369,4 @@ class Connection:
             ext = dict(frame.ext or {})
             frame.ext = {**ext, **self._sign(ext, frame.body)}
         body_length = 0 if frame.body is None else len(memoryview(frame.body))
-        return encode_head(frame, body_length, serialize=self._serialize)
+        return encode_head(frame, body_length)

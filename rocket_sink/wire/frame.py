@@ -14,10 +14,8 @@ from rocket_sink.wire.headers import (
     PREFIX,
     Frame,
     Limits,
-    Serialize,
     decode_binary_header,
     decode_json_header,
-    encode_binary_header,
     encode_json_header,
 )
 
@@ -42,21 +40,18 @@ def check_lengths(header_length: int, body_length: int) -> None:
         )
 
 
-def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:
+def encode_head(frame: Frame, body_length: int) -> bytes:
     """Return the bytes of `frame` before its body. Raise LocalProtocolError if the frame is too
     long, or a field cannot be encoded."""
-    if serialize == "rocketmq":
-        kind, header = _ROCKETMQ, encode_binary_header(frame)
-    else:
-        kind, header = _JSON, encode_json_header(frame)
+    header = encode_json_header(frame)
     check_lengths(len(header), body_length)
-    return PREFIX.pack(4 + len(header) + body_length, kind << 24 | len(header)) + header
+    return PREFIX.pack(4 + len(header) + body_length, _JSON << 24 | len(header)) + header
 
 
-def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     """Return the whole frame, with a copy of its body."""
     body = frame.body if frame.body is not None else b""
-    return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
+    return encode_head(frame, len(memoryview(body))) + body
 
 
 class FrameReader:

@@ -12,8 +12,8 @@ ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs
     int remark length, remark, int length of all pairs,
     then pairs of: short name length, name, int value length, value        (UTF-8, big-endian)
 
-Empty values are not written: Java reads them as null (`readStr`), and would compute another
-signature. Codes and versions of more than 16 bits are refused; Java truncates them."""
+The client writes JSON, which every server reads, and reads both: a broker whose own
+`rocketmq.serialize.type` is ROCKETMQ writes its requests in that form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
@@ -33,9 +33,6 @@ PREFIX: Final = struct.Struct(">II")
 """The two lengths before the header of a frame."""
 RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
-
-Serialize = Literal["json", "rocketmq"]
-"""The serialisation of a header: SerializeType.JSON or SerializeType.ROCKETMQ."""
 
 Body = bytes | bytearray | memoryview
 
@@ -66,8 +63,7 @@ class Limits:
 class Frame:
     """A command of the remoting protocol; `ext` has its header fields as text. Only its creator
     changes a frame. The class is not frozen, because that takes three times as long to construct. A
-    missing body is None, not empty. `code` and `language` may be unknown numbers. A response must
-    have the `serialize` of its request."""
+    missing body is None, not empty. `code` and `language` may be unknown numbers."""
 
     code: int
     ext: Mapping[str, str] | None = None
@@ -77,7 +73,6 @@ class Frame:
     remark: str | None = None
     version: int = CURRENT_VERSION
     language: int = LanguageCode.PYTHON
-    serialize: Serialize = "json"
 
     @property
     def is_response(self) -> bool:
@@ -96,10 +91,8 @@ def response_to(
     ext: Mapping[str, str] | None = None,
     body: Body | None = None,
 ) -> Frame:
-    """Return the response to `request`, with the request's opaque id and serialisation."""
-    return Frame(
-        code, ext, body, request.opaque, RESPONSE_FLAG, remark, serialize=request.serialize
-    )
+    """Return the response to `request`, with the request's opaque id."""
+    return Frame(code, ext, body, request.opaque, RESPONSE_FLAG, remark)
 
 
 INT32_MIN: Final = -(2**31)
@@ -384,33 +377,6 @@ def _texts(ext: dict[str, Any]) -> dict[str, str]:
 _FIXED: Final = struct.Struct(">hBhiii")
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
-_INT16_MAX: Final = 2**15 - 1
-
-
-def encode_binary_header(frame: Frame) -> bytes:
-    """Return the header of `frame` in ROCKETMQ serialisation. Raise LocalProtocolError if a number
-    or a text does not fit its field."""
-    for name, number in (("code", frame.code), ("version", frame.version)):
-        if not -(2**15) <= number <= _INT16_MAX:
-            raise LocalProtocolError(
-                f"{name} {number} does not fit the 16 bits of the ROCKETMQ header; use JSON"
-            )
-    remark = utf8_bytes(frame.remark or "", "remark")
-    pairs: list[bytes] = []
-    for name, value in (frame.ext or {}).items():
-        if value == "":
-            continue
-        key = utf8_bytes(name, "a header field's name")
-        if not 0 < len(key) <= _INT16_MAX:
-            raise LocalProtocolError(
-                f"the header field's name {name[:40]!r} is empty or longer than {_INT16_MAX} bytes"
-            )
-        text = utf8_bytes(value, f"the header field {name!r}")
-        pairs += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
-    fixed = _FIXED.pack(
-        frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
-    )
-    return b"".join((fixed, remark, _INT.pack(sum(map(len, pairs))), *pairs))
 
 
 def decode_binary_header(header: bytes) -> Frame:
@@ -439,7 +405,6 @@ def decode_binary_header(header: bytes) -> Frame:
         clean(remark, Limits.REMARK_CHARS) if remark else None,
         version,
         language,
-        "rocketmq",
     )
 
 

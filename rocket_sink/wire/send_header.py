@@ -13,7 +13,7 @@ from typing import Final
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import check_lengths, encode_head
-from rocket_sink.wire.headers import PREFIX, Frame, Serialize, cut_json_header, utf8_bytes
+from rocket_sink.wire.headers import PREFIX, Frame, cut_json_header, utf8_bytes
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024
@@ -38,7 +38,6 @@ class SendTemplate:
         default_topic: str = AUTO_CREATE_TOPIC,
         default_topic_queue_nums: int = 4,
         namespace: str = "",
-        serialize: Serialize = "json",
         signer: Signer | None = None,
     ) -> None:
         self._message = partial(
@@ -51,7 +50,6 @@ class SendTemplate:
         )
         self._namespace = namespace_fields(namespace)
         self._reply = reply
-        self._serialize: Serialize = serialize
         self._signer = signer
         added = signer.fields if signer is not None else {}
         model = self.frame(0, 0, "-", "-")
@@ -71,8 +69,8 @@ class SendTemplate:
 
     @property
     def takes_columns(self) -> bool:
-        """Whether `fill_frames` may write the heads of many messages: JSON without signatures."""
-        return self._serialize == "json" and self._signer is None
+        """Whether `fill_frames` may write the heads of many messages: they have no signatures."""
+        return self._signer is None
 
     def head(
         self,
@@ -88,9 +86,6 @@ class SendTemplate:
     ) -> bytes:
         """Return the bytes of a request before its body. Only a signature needs `body`. Raise
         LocalProtocolError if the frame is too long, or the properties are not valid Unicode."""
-        if self._serialize != "json":
-            frame = self.frame(queue_id, born_ms, properties, broker_name, sys_flag, flag)
-            return self.head_of(frame, opaque, body_length, body)
         quoted = f',"i":{encode_basestring(properties)}' if properties else ""
         signature = ""
         if self._signer is not None:
@@ -169,7 +164,7 @@ class SendTemplate:
         if self._signer is not None:
             ext.update(self._signer(ext, body))
         signed = Frame(frame.code, ext, opaque=opaque, flag=frame.flag)
-        return encode_head(signed, body_length, serialize=self._serialize)
+        return encode_head(signed, body_length)
 
 
 def _prefix(length: int, body_length: int) -> bytes:

@@ -39,7 +39,6 @@ ENGLISH = [page for page in pages() if "zh" not in page.relative_to(REPOSITORY).
 
 PATIENT = {
     "sendMsgTimeout": "60s", "deliveryTimeoutMs": "60s", "connectTimeoutMs": "20s",
-    "mqClientApiTimeout": "20s",
 }  # fmt: skip
 """Default options of pages: a busy machine must not make a healthy broker look slow."""
 

@@ -50,7 +50,6 @@ _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]]
     (frames.FrameReader.receive_data, _argument("data"), ("frame",)),
     (headers.decode_json_header, _argument("header"),
      ("json header", "send answer")),
-    (headers.decode_binary_header, _argument("header"), ("binary header",)),
     (route.decode_route, _argument("body"), ("route",)),
     (stored_module.decode_stored, _argument("buffer"), ("stored", "query")),
     (responses.decode_pull_answer, _body("frame"), ("pull",)),
@@ -72,7 +71,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[bytes, bytes]] = {}
-        self.most = 0
         self.hidden: dict[bytes, bytes] = {}
         """Private bytes, such as folders, and their replacements."""
         self._takes: dict[CodeType, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
@@ -104,7 +102,7 @@ class Recorder:
                 return
             data = data.replace(word, other)
         kept = self.kept.setdefault(name, {})
-        if 0 < len(data) <= _LONGEST and len(kept) < self.most:
+        if 0 < len(data) <= _LONGEST and len(kept) < _MOST:
             kept.setdefault(_DIGITS.sub(b"0", data), data)
         if name == "json header" and b'"code":326,' in data:
             self.keep("pushed reply", data)
@@ -122,18 +120,16 @@ def record(version: str) -> dict[str, list[str]]:
         Recorder() as recorder,
     ):  # fmt: skip
         recorder.hidden = {folder.encode(): b"/data"}
-        for serializer in ("json", "rocketmq"):
-            recorder.most += _MOST
-            _talk(cluster, serializer, version)
+        _talk(cluster, version)
     return {
         name: [base64.b64encode(data).decode() for data in kept.values()]
         for name, kept in sorted(recorder.kept.items())
     }
 
 
-def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
-    options = {"nameServer": cluster.name_server, "serializeType": serializer}
-    topic = f"recorded-{serializer}"
+def _talk(cluster: LocalCluster, version: str) -> None:
+    options = {"nameServer": cluster.name_server}
+    topic = "recorded"
     with Admin(**options, timeout_s=30.0) as admin:
         typed = {} if version.startswith("4") else {"message.type": "NORMAL"}
         admin.create_topic(topic, queues=2, attributes=typed)

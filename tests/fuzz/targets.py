@@ -33,7 +33,6 @@ from rocket_sink.wire.headers import (
     Frame,
     decode_binary_header,
     decode_json_header,
-    encode_binary_header,
     encode_json_header,
 )
 from rocket_sink.wire.ids import decode_offset_message_id, decode_recall_handle
@@ -50,7 +49,7 @@ from rocket_sink.wire.responses import (
 )
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
-from tests.wire.feeding import drain
+from tests.wire.feeding import binary_frame, binary_header, drain
 
 ANSWER: Final = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
 ROUTE: Final = TopicRoute(
@@ -161,7 +160,7 @@ def _table_sample() -> bytes:
 
 
 TARGETS: Final[dict[str, Target]] = {
-    "frame": Target(_frames, (encode_frame(ANSWER), encode_frame(ANSWER, serialize="rocketmq"))),
+    "frame": Target(_frames, (encode_frame(ANSWER), binary_frame(ANSWER))),
     "json header": Target(
         decode_json_header,
         (
@@ -171,7 +170,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "binary header": Target(
         decode_binary_header,
-        (encode_binary_header(ANSWER), encode_binary_header(Frame(1, None, remark="r"))),
+        (binary_header(ANSWER), binary_header(Frame(1, None, remark="r"))),
     ),
     "send answer": Target(
         _send_answer, (encode_json_header(ANSWER),), (RemoteProtocolError, InvalidAnswerError)

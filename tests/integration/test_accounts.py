@@ -25,7 +25,7 @@ from .lanes import read_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000}
+PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}
 
 SENDS = """
 import sys

@@ -20,7 +20,7 @@ from tests.run_command import Done, run_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
-PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "-O", "mqClientApiTimeout=20s")
+PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s")
 """Options by which a busy machine does not make a healthy broker look slow."""
 
 ONE_QUEUE = (
@@ -112,7 +112,7 @@ CLOSED = "door"
 
 
 def permit(name_server: str, perm: int) -> None:
-    with Admin(nameServer=name_server, mqClientApiTimeout="20s") as tool:
+    with Admin(nameServer=name_server, connectTimeoutMs="20s") as tool:
         tool.create_topic(CLOSED, queues=2, perm=perm)
 
 
@@ -128,7 +128,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[st
     rows += [{"id": n, "key": f"l{n % 3}", "text": str(n), "topic": CLOSED} for n in range(LATE)]
     (folder / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
     permit(name_server, PermName.READ)
-    with Admin(nameServer=name_server, mqClientApiTimeout="20s") as tool:
+    with Admin(nameServer=name_server, connectTimeoutMs="20s") as tool:
         tool.create_topic("story", queues=4)  # strict order creates no topic
     return {"folder": str(folder), "ledger": str(folder / "ledger"), "ns": name_server}
 
@@ -147,7 +147,7 @@ class TestStreamAndBackfill:
             "-n", world["ns"], "-l", world["ledger"], "--ordering", "strict",
             "--select", "text AS body", "--select", "key AS sharding_key", "--select", "topic",
             "--select", "cast(id AS string) AS keys", "-O", "connectTimeoutMs=20s",
-            "-O", "mqClientApiTimeout=20s", "-O", "sendMsgTimeout=5s", "-O", "appId=story",
+            "-O", "sendMsgTimeout=5s", "-O", "appId=story",
             spark=spark,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from .lanes import LANES, Lane, read, read_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
-PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000}
+PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}
 """Options by which a busy machine does not make a scripted broker look slow."""
 
 

@@ -23,7 +23,7 @@ from rocket_sink.wire.stored import StoredMessage
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
 TOPIC, GROUP = "dlq-orders", "dlq-billing"
-PATIENT = {"sendMsgTimeout": "60s", "connectTimeoutMs": "20s", "mqClientApiTimeout": "20s"}
+PATIENT = {"sendMsgTimeout": "60s", "connectTimeoutMs": "20s"}
 
 
 def give_up(admin: Admin, message: StoredMessage) -> None:

@@ -132,7 +132,7 @@ def run(cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1) -> No
     """Run a task with one row, and fold its ledger rows also if the task fails."""
     options = SinkOptions.parse(
         nameServer=cluster.name_server, topic="t", sendMsgTimeout=400, connectTimeoutMs=200,
-        mqClientApiTimeout=200, retryTimesWhenSendFailed=1, deliveryTimeoutMs=400,
+        retryTimesWhenSendFailed=1, deliveryTimeoutMs=400,
     )  # fmt: skip
     rows: list[pa.RecordBatch] = []
     batch = pa.RecordBatch.from_pydict({"body": ["a"]})

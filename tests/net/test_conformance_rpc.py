@@ -32,10 +32,9 @@ def server():
     loop.stop()
 
 
-@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
-def test_c54_sync_oneway_and_many_at_once(server, serializer):
+def test_c54_sync_oneway_and_many_at_once(server):
     address, requests = server
-    client = NetworkClient(SinkOptions.parse(nameServer=address, serializeType=serializer))
+    client = NetworkClient(SinkOptions.parse(nameServer=address))
     answer = invoke(client, address, Frame(0, HEADER), 5.0)
     assert answer.ext == HEADER and answer.language == LanguageCode.JAVA
     assert answer.remark == f"hi {address}"

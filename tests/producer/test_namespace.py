@@ -95,16 +95,15 @@ def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, produce
     assert [len(message.topic) for message in cluster.messages("ns%" + longest.topic)] == [127]
 
 
-@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
 @pytest.mark.parametrize("secret", ["", "s3"])
-def test_every_header_names_the_namespace_of_version_2(cluster, serializer, secret):
+def test_every_header_names_the_namespace_of_version_2(cluster, secret):
     frames = []
     message = Message("orders", b"x")
     with FaultProxy(cluster.name_server) as front:
         front.on(-1, Drop())
         front.script.add(Drop(), matches=frames.append, times=None)
         options = {
-            "nameServer": front.address, "namespaceV2": "prod", "serializeType": serializer,
+            "nameServer": front.address, "namespaceV2": "prod",
             **({"accessKey": "alice", "secretKey": secret} if secret else {}),
         }  # fmt: skip
         with Producer(**options) as producer:

@@ -38,9 +38,8 @@ class Broken(RpcHook):
         raise RuntimeError("after")
 
 
-@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
-def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_producer, serializer):
-    producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
+def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_producer):
+    producer = make_producer(accessKey="alice", secretKey="s3")
     hook = Recorder(Trace="on")
     producer.add_rpc_hook(Broken())
     producer.add_rpc_hook(hook)
@@ -68,9 +67,8 @@ def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_produ
         assert sign(ext, frame.body, "alice", "s3")["Signature"] == signature
 
 
-@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
-def test_fields_that_are_no_text_become_text(cluster, make_producer, serializer):
-    producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
+def test_fields_that_are_no_text_become_text(cluster, make_producer):
+    producer = make_producer(accessKey="alice", secretKey="s3")
     producer.add_rpc_hook(Recorder(count=1, on=True, off=False, left=None))
     assert producer.send(Message("orders", b"x")).status == "SEND_OK"
     headers = [frame.ext for broker in cluster.brokers for frame in broker.requests]
@@ -93,10 +91,9 @@ def test_after_response_needs_a_response(cluster, make_producer):
     assert not [r for _, r, _ in hook.after if r.code == RequestCode.SEND_MESSAGE_V2]
 
 
-@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
-def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer, serializer):
+def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer):
     """The look-up of the route ends, too, so that there can be another one."""
-    producer = make_producer(serializeType=serializer)
+    producer = make_producer()
     hook = Recorder(bad="\ud800")
     producer.add_rpc_hook(hook)
     with pytest.raises(SendError, match="frame cannot be made"):

@@ -144,13 +144,6 @@ def test_an_update_of_4x_replaces_the_causes():
     assert faults.ranks(NOW + 1) == {"a": SLOW}
 
 
-def test_without_detector_nothing_is_unreachable():
-    faults = table(detector=False)
-    bad(faults, "a")
-    assert is_reachable(faults, "a")
-    assert faults.due_for_probe(NOW + 100, "ab") == []
-
-
 def test_quick_answers_leave_no_trace():
     faults = table()
     for _ in range(3):

@@ -41,7 +41,7 @@ ROWS: Final = 200
 BAD: Final = 10
 """One row in ten has no body: it becomes a dead letter."""
 PATIENT: Final = {
-    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000,
+    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000,
 }  # fmt: skip
 STEPS: Final = (
     ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),

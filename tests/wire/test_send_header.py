@@ -18,7 +18,6 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
 numbers = st.integers(0, 2**31 - 1)
 
 
-@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @given(
     names=st.tuples(text, text, text),
@@ -30,10 +29,10 @@ numbers = st.integers(0, 2**31 - 1)
     body=st.binary(max_size=20),
 )
 def test_a_template_equals_the_general_way(
-    serialize, batch, names, opaque, queue_id, born_ms, flag, properties, body
+    batch, names, opaque, queue_id, born_ms, flag, properties, body
 ):
     group, topic, broker = names
-    template = SendTemplate(producer_group=group, topic=topic, batch=batch, serialize=serialize)
+    template = SendTemplate(producer_group=group, topic=topic, batch=batch)
     fields = {
         "producer_group": group, "topic": topic, "queue_id": queue_id, "born_ms": born_ms,
         "properties": properties, "broker_name": broker,
@@ -47,19 +46,16 @@ def test_a_template_equals_the_general_way(
         )
         frame = send_message_v2(**fields, sys_flag=9, flag=flag)
     frame.opaque = opaque
-    expected = encode_head(frame, len(body), serialize=serialize)
+    expected = encode_head(frame, len(body))
     assert whole(head + body) == whole(expected + body)
     assert whole(head + body), "the lengths are those of the frame"
 
 
-@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
 @pytest.mark.parametrize("token", [None, "tok"])
 @given(properties=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), body=st.binary())
-def test_template_heads_are_signed_as_any_request(serialize, token, properties, body):
+def test_template_heads_are_signed_as_any_request(token, properties, body):
     signer = Credentials("RocketMQ", "12345678", token).signer()
-    template = SendTemplate(
-        producer_group="PG", topic="TopicTest", signer=signer, serialize=serialize
-    )
+    template = SendTemplate(producer_group="PG", topic="TopicTest", signer=signer)
     parts = [memoryview(body)[: len(body) // 2], memoryview(body)[len(body) // 2 :]]
     head = template.head(5, 3, 1_700_000_000_000, properties, len(body), "broker-a", body=parts)
     (frame,) = whole(head + body)

@@ -51,7 +51,6 @@ def frames(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
 
 KINDS = {
     "json": {},
-    "binary": {"serialize": "rocketmq"},
     "signed": {"signer": Credentials("key", "secret").signer()},
 }
 

@@ -2,7 +2,7 @@
 
 Each host has its own fault table. If an attempt begins while its broker is isolated, it moves to
 the free broker whose last answer was quickest. It then takes as long as that answer, and later
-recorded attempts of its request are skipped. Isolations end by time alone, as without a detector.
+recorded attempts of its request are skipped. Isolations end by time alone.
 
 The record cannot tell how slow a broker would have been for requests that avoided it, or how the
 moved load would have slowed other brokers."""
@@ -147,9 +147,7 @@ class _Brokers:
 
     def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
-        self._tables = [
-            LatencyFaultTolerance(profile, detector=False) for _ in attempts.hosts if profile
-        ]
+        self._tables = [LatencyFaultTolerance(profile) for _ in attempts.hosts if profile]
         self._until_s: dict[tuple[int, int], float] = {}
         self._last_good: dict[int, tuple[float, float]] = {}
         self.isolations = 0

@@ -200,12 +200,7 @@ class Brokers:
             options.fault_profile, options.latency_max_ms, options.not_available_duration_ms
         )
         self.enabled = options.latency_fault_enable
-        self.table = LatencyFaultTolerance(
-            profile,
-            shared,
-            detector=options.start_detector_enable,
-            detect_interval_ms=options.detect_interval_ms,
-        )
+        self.table = LatencyFaultTolerance(profile, shared)
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         """Isolations that `SendEngine.isolations` has not returned yet."""
         self.ranks_version = 0

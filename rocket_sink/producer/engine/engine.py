@@ -103,7 +103,7 @@ class SendEngine:
         )
         self.brokers = Brokers(options, self.shared, rng)
         self.name_servers = NameServers(
-            options.name_servers, self.client, rng, options.mq_client_api_timeout_ms / 1000
+            options.name_servers, self.client, rng, options.connect_timeout_ms / 1000
         )
         self.routes = Routes(options, self.name_servers, self.shared)
         self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)

@@ -10,7 +10,6 @@ from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire.acl import Credentials, Signer
-from rocket_sink.wire.headers import Serialize
 from rocket_sink.wire.requests import namespace_fields
 from rocket_sink.wire.send_header import SendTemplate
 
@@ -45,7 +44,6 @@ class HeaderTemplates:
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
         template = self.templates.get((topic, batch, reply))
         if template is None:
-            serialize: Serialize = "rocketmq" if self._options.serializer == "rocketmq" else "json"
             template = self.templates[topic, batch, reply] = SendTemplate(
                 producer_group=self._group,
                 topic=topic,
@@ -54,7 +52,6 @@ class HeaderTemplates:
                 default_topic=self._options.template_topic,
                 default_topic_queue_nums=self._options.default_topic_queue_nums,
                 namespace=self._options.namespace_v2,
-                serialize=serialize,
                 signer=self.signer,
             )
         return template

@@ -16,6 +16,7 @@ from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.routing import fault
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.headers import Frame
@@ -24,6 +25,8 @@ _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
 """Limit of the time between two ticks that counts as driven by a thread."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
+_PROBE_TIMEOUT_S: Final = 0.2
+"""Java: detectTimeout."""
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """Silence after which a connection with an unanswered request gets a heartbeat. A live broker
 answers before `HEARD_RECENTLY_S`, when it would count as silent."""
@@ -53,11 +56,8 @@ class Heartbeats:
         self._identity = identity
         self.stays_connected = self.reconnects = False
         self._interval_s = options.heartbeat_broker_interval_ms / 1000
-        self.detects = options.start_detector_enable and options.latency_fault_enable
-        self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """{address: (connection of the latest heartbeat, time of sending)}"""
-        self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
         """{broker name: deadline of its probe, compared with `_driven_s`}"""
         self._driven_s = 0.0
@@ -82,7 +82,7 @@ class Heartbeats:
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
             self._send_heartbeat(address, now_s)
-        if self.detects:
+        if self._brokers.enabled:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
@@ -158,8 +158,8 @@ class Heartbeats:
         for name in self._brokers.table.due_for_probe(now_s, topics):
             if name in self._probes:
                 continue
-            self._probes[name] = failed_s = self._driven_s + self._detect_timeout_s
-            deadline_s = now_s + self._detect_timeout_s + 2 * self._detect_interval_s
+            self._probes[name] = failed_s = self._driven_s + _PROBE_TIMEOUT_S
+            deadline_s = now_s + _PROBE_TIMEOUT_S + 2 * fault.PROBE_INTERVAL_S
             frame = requests.query_max_offset(MessageQueue(topics[name], "", 0))
             on_end = Call(partial(self._probe_ended, name, failed_s, deadline_s))
             self._client.call(addresses[name], frame, on_end, deadline_s=deadline_s, now_s=now_s)
@@ -180,8 +180,8 @@ class Heartbeats:
             self._brokers.probed(name, now_s, alive=answer is not None)
 
     def _expire_probes(self, now_s: float) -> None:
-        """Fail probes that have no answer after `detectTimeout`. Time in which no thread drives the
-        engine does not count, because no thread reads answers then."""
+        """Fail probes that have no answer after `_PROBE_TIMEOUT_S`. Time in which no thread drives
+        the engine does not count, because no thread reads answers then."""
         expired = [name for name, failed_s in self._probes.items() if self._driven_s >= failed_s]
         for name in expired:
             del self._probes[name]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -31,7 +31,7 @@ from rocket_sink.errors import (
     SendError,
     TlsRefusedError,
 )
-from rocket_sink.message_rules import host_and_port, is_loopback
+from rocket_sink.message_rules import is_loopback
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
@@ -230,7 +230,6 @@ class Routes:
         self._interval_s = options.poll_name_server_interval_ms / 1000
         self._template = options.template_topic
         self._queue_nums = options.default_topic_queue_nums
-        self._vip = options.vip_channel_enabled
         self._topics: dict[str, _Topic] = {}
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
 
@@ -330,10 +329,6 @@ class Routes:
             for name in state.info.queues_by_broker
         }
 
-    def _decoded(self, body: bytes) -> TopicRoute:
-        route = decode_route(body)
-        return vip_route(route) if self._vip else route
-
     def _from_shared(self, state: _Topic, now_s: float, *, of_any_age: bool = False) -> None:
         """Take the route from the shared cache if another worker has put a recent one there."""
         shared_route = self._shared.route(state.name)
@@ -341,7 +336,7 @@ class Routes:
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
             return
         try:
-            info = TopicPublishInfo.of(state.name, self._decoded(shared_route[0]))
+            info = TopicPublishInfo.of(state.name, decode_route(shared_route[0]))
         except RemoteProtocolError:
             return
         if info.ok:
@@ -423,7 +418,7 @@ class Routes:
 
     def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
         try:
-            info = TopicPublishInfo.of(state.name, self._decoded(body))
+            info = TopicPublishInfo.of(state.name, decode_route(body))
         except RemoteProtocolError as error:
             state.error = NoRouteError(f"the route of topic {state.name!r} is unreadable: {error}")
             return
@@ -446,7 +441,7 @@ class Routes:
         for server, frame in answers.items():
             if frame.code == ResponseCode.SUCCESS:
                 with contextlib.suppress(RemoteProtocolError):
-                    templates[server] = self._decoded(bytes(frame.body or b""))
+                    templates[server] = decode_route(bytes(frame.body or b""))
         largest = max(templates.values(), key=lambda route: len(route.queues))
         if not largest.queues:
             return False
@@ -479,17 +474,3 @@ def _registered(answers: Answers) -> list[Collection[str]]:
         with contextlib.suppress(RemoteProtocolError):
             names.append(decode_cluster_info(frame).keys())
     return names
-
-
-def vip_route(route: TopicRoute) -> TopicRoute:
-    """Return the route with the brokers' second ports, two lower (MixAll.brokerVIPChannel)."""
-    brokers = tuple(
-        replace(broker, addresses={n: _vip_address(a) for n, a in broker.addresses.items()})
-        for broker in route.brokers
-    )
-    return replace(route, brokers=brokers)
-
-
-def _vip_address(address: str) -> str:
-    parts = host_and_port(address)
-    return f"{address.rpartition(':')[0]}:{parts[1] - 2}" if parts is not None else address

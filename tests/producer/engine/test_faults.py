@@ -9,6 +9,7 @@ from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.routing import fault
 from rocket_sink.routing.fault import FAILING, UNREACHABLE
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
@@ -165,8 +166,9 @@ def test_a_killed_broker_fails_nothing(cluster, make_engine):
     assert {f"body-{n}".encode() for n in range(150)} <= bodies
 
 
-def test_a_restarted_broker_is_used_again(cluster, make_engine):
-    engine = make_engine(latencyMax="50", notAvailableDuration="300", detectInterval=50)
+def test_a_restarted_broker_is_used_again(cluster, make_engine, monkeypatch):
+    monkeypatch.setattr(fault, "PROBE_INTERVAL_S", 0.05)
+    engine = make_engine(latencyMax="50", notAvailableDuration="300")
     send(engine)
     cluster.brokers[0].kill()
     for number in range(6):

@@ -67,7 +67,7 @@ def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
 
 def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     """The fault table sees the probe first; only then are messages sent there."""
-    engine, clock = make(detectInterval=100, retryTimesWhenSendFailed=3)
+    engine, clock = make(retryTimesWhenSendFailed=3)
     engine.publish_info("orders")
     broker = cluster.brokers[0]
     broker.kill()
@@ -152,7 +152,7 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used,
 
 def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
     """Only the heartbeat thread sends the probe and reads its answer."""
-    options = {"detectInterval": 1000, "heartbeatBrokerInterval": "1h"}
+    options = {"heartbeatBrokerInterval": "1h"}
     options |= {"latencyMax": "50", "notAvailableDuration": "600000"}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         broker = cluster.brokers[0]
