@@ -71,6 +71,7 @@ class Kind(enum.Enum):
     COLUMNS = "column=source, ..."
     WEIGHTS = "name=number, ..."
     DURATIONS = "name=duration, ..."
+    FAULT_TABLE = "ms:ms, ..."
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Option:
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     java: str | None = None
+    booleans: tuple[str, ...] = ()
+    """The values that false and true mean, because an option of Java with this meaning is one."""
 
     @property
     def unit(self) -> str:
@@ -97,6 +100,9 @@ class Option:
     def parse(self, value: Any) -> Any:
         """Convert text or a Python value to the option's type. Raise OptionError, which shows no
         secret, if the type is wrong or the value out of range."""
+        word = str(value).strip().lower()
+        if self.booleans and word in _BOOLEANS:
+            value = self.booleans[_BOOLEANS.index(word)]
         try:
             parse, expected = _FORMS[self.kind]
             parsed = parse(value)
@@ -233,6 +239,18 @@ def _durations(value: Any) -> tuple[tuple[str, int], ...]:
     return spans
 
 
+def _fault_table(value: Any) -> str:
+    """Return a name of a table, or its classes as LATENCY:DURATION,... in ms, by latency."""
+    text = _text(value).lower()
+    if text in ("5.x", "4.x", "off"):
+        return text
+    pairs = [[_scaled(ms, _MS_SCALES) for ms in part.split(":")] for part in text.split(",")]
+    if any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
+        raise ValueError(value)
+    return ",".join(f"{latency}:{duration}" for latency, duration in sorted(pairs))
+
+
+_BOOLEANS: Final = "false", "true"
 _UNITS: Final = {Kind.MILLISECONDS, Kind.BYTES}
 _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.TEXT: (_text, "text"),
@@ -250,6 +268,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.COLUMNS: (_columns, "pairs of different names, as in 'body=payload, keys=order_id'"),
     Kind.WEIGHTS: (_weights,
                    "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
+    Kind.FAULT_TABLE: (_fault_table, "5.x, 4.x, off, or classes as in '50:0, 550:2s, 3s:30s'"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
 """{kind: (parser of values, description of legal values for errors)}"""

@@ -47,7 +47,7 @@ class SinkOptions:
     access_key: Secret | None = option("accessKey", Kind.SECRET, None, _C, "ACL user; value, env:NAME or file:PATH")
     secret_key: Secret | None = option("secretKey", Kind.SECRET, None, _C, "ACL secret; value, env:NAME or file:PATH")
     security_token: Secret | None = option("securityToken", Kind.SECRET, None, _C, "ACL security token of temporary credentials; value, env:NAME or file:PATH")
-    tls_mode: str = option("tlsMode", Kind.CHOICE, "off", _C, "TLS to name servers and brokers; useTLS=true means verify-full", choices=("off", "verify-full", "verify-ca", "insecure"), aliases=("tls.enable", "useTLS"), java="useTLS")
+    tls_mode: str = option("tlsMode", Kind.CHOICE, "off", _C, "TLS to name servers and brokers; useTLS=true means verify-full", choices=("off", "verify-full", "verify-ca", "insecure"), aliases=("tls.enable", "useTLS"), java="useTLS", booleans=("off", "verify-full"))
     tls_ca: str = option("tlsCa", Kind.TEXT, "", _C, "file of trusted certificates (PEM); the system's when empty")
     tls_cert: str = option("tlsCert", Kind.TEXT, "", _C, "client certificate (PEM)")
     tls_key: str = option("tlsKey", Kind.TEXT, "", _C, "client key (PEM)")
@@ -69,7 +69,6 @@ class SinkOptions:
     attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of the remaining time", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
     retry_times: int = option("retryTimesWhenSendFailed", Kind.INTEGER, 2, _S, "further attempts after the first", low=0, high=100, aliases=("retryTimesWhenSendAsyncFailed",), java="retryTimesWhenSendFailed")
     retry_response_codes: tuple[int, ...] = option("retryResponseCodes", Kind.INTEGERS, (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500), _S, "response codes after which another attempt is made", java="retryResponseCodes")
-    retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", Kind.BOOLEAN, False, _S, "send a degraded message again (doubles it)", java="retryAnotherBrokerWhenNotStoreOK")
     retry_backoff_ms: int = option("retryBackoffMs", Kind.MILLISECONDS, 50, _S, "first wait after a busy answer, doubled each time, with jitter", low=1)
     retry_backoff_max_ms: int = option("retryBackoffMaxMs", Kind.MILLISECONDS, 1000, _S, "longest wait after a busy answer", low=1)
     max_in_flight: int = option("backPressureForAsyncSendNum", Kind.INTEGER, 2048, _S, "most requests in flight; sends block above", low=1, aliases=("maxInFlight",), java="backPressureForAsyncSendNum")
@@ -86,10 +85,7 @@ class SinkOptions:
     trace_sample: float = option("traceSample", Kind.NUMBER, 0.01, _S, "Spark lanes and TableProducer, with enableTrace: share of requests that are traced", low=0, high=1)
     trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
 
-    latency_fault_enable: bool = option("sendLatencyFaultEnable", Kind.BOOLEAN, True, _R, "avoid brokers that are slow or failing", aliases=("sendLatencyEnable",), java="sendLatencyEnable")
-    fault_profile: str = option("faultProfile", Kind.CHOICE, "5.x", _R, "which generation's latency table", choices=("5.x", "4.x"))
-    latency_max_ms: tuple[int, ...] = option("latencyMax", Kind.INTEGERS, (), _R, "latency classes in ms; empty: the profile's", low=0, java="latencyMax")
-    not_available_duration_ms: tuple[int, ...] = option("notAvailableDuration", Kind.INTEGERS, (), _R, "isolation in ms per latency class; empty: the profile's", low=0, java="notAvailableDuration")
+    fault_table: str = option("faultTable", Kind.FAULT_TABLE, "5.x", _R, "for how long a broker is avoided after an answer that took so long: the table of RocketMQ 5.x or 4.x, or LATENCY:DURATION, ..., as in '50:0, 550:2s, 3s:30s'; a failure counts as 10 s (4.x: 30 s). off: brokers that are slow or failing are not avoided", aliases=("sendLatencyFaultEnable", "sendLatencyEnable"), java="sendLatencyEnable", booleans=("off", "5.x"))
     suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another broker can take them", low=10)
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
     broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
@@ -107,7 +103,7 @@ class SinkOptions:
     on_pending_key: str = option("onPendingKey", Kind.CHOICE, "auto", _D, "later rows of a sharding key that has pending dead letters in the ledger. pass: send them; hold: hold them back as dead letters until a backfill has resolved those (needs an ordering and a ledger); auto: hold with ordering=strict and a ledger, else pass", choices=("auto", "pass", "hold"))
     on_invalid: str = option("onInvalid", Kind.CHOICE, "dead_letter", _D, "a row that no broker would take", choices=("dead_letter", "fail"))
     on_failure: str = option("onFailure", Kind.CHOICE, "dead_letter", _D, "a row given up for transport reasons. A task fails in any case if no broker of its topics took any of its rows", choices=("dead_letter", "fail"))
-    on_degraded: str = option("onDegraded", Kind.CHOICE, "accept", _D, "stored without the durability asked for", choices=("accept", "retry", "fail"))
+    on_degraded: str = option("onDegraded", Kind.CHOICE, "accept", _D, "stored without the durability asked for. retry: send it again, which doubles it, but not for a slave that is missing", choices=("accept", "retry", "fail"), aliases=("retryAnotherBrokerWhenNotStoreOK",), java="retryAnotherBrokerWhenNotStoreOK", booleans=("accept", "retry"))
     max_failures: int = option("maxFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per task before it fails; -1: no limit", low=-1)
     max_failure_ratio: float = option("maxFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of a task's rows before it fails", low=0, high=1)
     max_epoch_failures: int = option("maxEpochFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per epoch, or batch write, before it fails; checked on the driver after the epoch's tasks, by all lanes but foreach, which refuses it; -1: no limit", low=-1)
@@ -257,17 +253,13 @@ def _checked(options: SinkOptions) -> SinkOptions:
         (options.namespace and options.namespace_v2, "namespaceV2",
          ("options namespace and namespaceV2 would both put a namespace before each topic; give one "
           "of them: namespaceV2 if the servers read it from headers, else namespace")),
-        (len(options.latency_max_ms) != len(options.not_available_duration_ms), "latencyMax",
-         "options latencyMax and notAvailableDuration need the same number of values"),
         (options.broker_weights and options.queue_selector != "weighted", "brokerWeights",
          "option brokerWeights only works with queueSelector=weighted"),
         (bool(options.tls_cert) != bool(options.tls_key), "tlsCert",
          "options tlsCert and tlsKey only work together"),
-        (options.delivery == "effectively_once"
-         and (options.on_degraded == "retry" or options.retry_another_broker_when_not_store_ok),
-         "delivery",
-         ("onDegraded=retry and retryAnotherBrokerWhenNotStoreOK send a stored message again, "
-          "which delivery=effectively_once must not")),
+        (options.delivery == "effectively_once" and options.on_degraded == "retry", "delivery",
+         ("onDegraded=retry sends a stored message again, which delivery=effectively_once must "
+          "not")),
         (options.delivery == "transactional" and not options.ledger, "ledger",
          ("delivery=transactional decides by the ledger which messages become visible; give the "
           "option ledger=PATH")),
@@ -324,9 +316,6 @@ def _parsed(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
                 option=spec.name,
             )
         names[spec.attribute] = name
-        if spec.attribute == "tls_mode":
-            # Java's option useTLS is a boolean.
-            value = {"true": "verify-full", "false": "off"}.get(str(value).lower(), value)
         if value is not None:
             parsed[spec.attribute] = spec.parse(value)
     return parsed
@@ -351,6 +340,9 @@ _NO_SETTING: Final = (
 )  # fmt: skip
 _INSTEAD: Final = {
     **dict.fromkeys(map(_plain, _NO_SETTING), "leave it out: this client has no such setting"),
+    **dict.fromkeys(
+        ("latencymax", "notavailableduration"), "write faultTable=LATENCY:DURATION, ..."
+    ),
     _plain("mqClientApiTimeout"): "connectTimeoutMs is the wait for name servers, too",
 }
 """{plain name of an option of Java: what to write instead}"""

@@ -38,6 +38,9 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"nameservr": "x"}, ["nameservr", "did you mean 'nameServer'"]),
         ({"rocketmq.serialize.type": "ROCKETMQ"}, ["leave it out"]),
         ({"mqClientApiTimeout": 3000}, ["connectTimeoutMs"]),
+        ({"latencyMax": "50"}, ["faultTable=LATENCY:DURATION"]),
+        ({"faultTable": "50:0:1"}, ["faultTable", "4.x, off", "'50:0, 550:2s"]),
+        ({"faultTable": "-1:0"}, ["faultTable"]),
         ({"ordering": "strct"}, ["ordering", "strict", "best_effort"]),
         ({"sendMsgTimeout": "soon"}, ["sendMsgTimeout", "'soon'", "milliseconds"]),
         ({"retryTimesWhenSendFailed": -1}, ["retryTimesWhenSendFailed", "0..100"]),
@@ -92,8 +95,8 @@ def test_durations_take_units(text: object, milliseconds: int) -> None:
 
 
 def test_an_empty_text_is_an_empty_list() -> None:
-    parsed = SinkOptions.parse(latencyMax="", notAvailableDuration=" ", columns="")
-    assert (parsed.latency_max_ms, parsed.not_available_duration_ms, parsed.columns) == ((), (), ())
+    parsed = SinkOptions.parse(retryResponseCodes=" ", columns="")
+    assert (parsed.retry_response_codes, parsed.columns) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -118,9 +121,21 @@ def test_a_refused_secret_is_not_repeated() -> None:
     assert "perhaps" in str(caught.value)
 
 
-def test_use_tls_means_verify_full() -> None:
-    assert SinkOptions.parse(useTLS="true").tls_mode == "verify-full"
-    assert SinkOptions.parse(useTLS=False).tls_mode == "off"
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("useTLS", "true", "verify-full"),
+        ("useTLS", False, "off"),
+        ("sendLatencyEnable", "true", "5.x"),
+        ("sendLatencyFaultEnable", "false", "off"),
+        ("retryAnotherBrokerWhenNotStoreOK", True, "retry"),
+        ("faultTable", "3s:30s, 50:0, 550 : 2000", "50:0,550:2000,3000:30000"),
+    ],
+)
+def test_other_spellings_of_values(name: str, value: object, shown: str) -> None:
+    spec = find_option(name)
+    parsed = getattr(SinkOptions.parse({name: value}), spec.attribute)
+    assert spec.shown(parsed) == shown and spec.parse(spec.shown(parsed)) == parsed
 
 
 def test_with_changes_only_what_is_named() -> None:

@@ -1,9 +1,10 @@
 """Latency fault tolerance: which brokers are isolated, for which cause, and until when.
 
 Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
-`latencyMax` and `notAvailableDuration`. Java knows one isolation per broker, whatever its cause. If
-all brokers are isolated, Java 5.3 therefore sends to a failing broker as often as to a slow one.
-Here each cause has its own end, and the worst cause that has not ended gives the broker's rank.
+`latencyMax` and `notAvailableDuration` (here `faultTable`). Java knows one isolation per broker,
+whatever its cause. If all brokers are isolated, Java 5.3 therefore sends to a failing broker as
+often as to a slow one. Here each cause has its own end, and the worst cause that has not ended
+gives the broker's rank.
 
 A broker without an entry in the fault table is available and reachable. Every isolation has an end
 (apache/rocketmq#7812); a failed probe moves the end. Workers of an executor may share the table
@@ -57,17 +58,26 @@ class FaultProfile:
         classes = bisect_right(self.latency_max_ms, latency_ms)
         return self.not_available_ms[classes - 1] if classes else 0
 
+    @property
+    def isolates_from_ms(self) -> float:
+        """The lowest latency that isolates a broker."""
+        pairs = zip(self.latency_max_ms, self.not_available_ms, strict=True)
+        return min((limit for limit, duration in pairs if duration), default=float("inf"))
+
     @staticmethod
-    def of(
-        name: str, latency_max_ms: tuple[int, ...] = (), not_available_ms: tuple[int, ...] = ()
-    ) -> FaultProfile:
-        """Return the profile "5.x" or "4.x", optionally with other tables."""
-        profile = PROFILES[name]
-        if latency_max_ms:
-            pairs = sorted(zip(latency_max_ms, not_available_ms, strict=True))
-            limits, durations = zip(*pairs, strict=True)
-            profile = replace(profile, latency_max_ms=limits, not_available_ms=durations)
-        return profile
+    def of(table: str) -> FaultProfile:
+        """Return the profile of a value of `faultTable`: that of 4.x, or of 5.x with the table."""
+        if table in PROFILES:
+            return PROFILES[table]
+        pairs = (map(int, pair.split(":")) for pair in table.split(","))
+        limits, durations = zip(*pairs, strict=True)
+        return replace(PROFILES["5.x"], latency_max_ms=limits, not_available_ms=durations)
+
+    @property
+    def table(self) -> str:
+        """The latency classes as a value of `faultTable`."""
+        pairs = zip(self.latency_max_ms, self.not_available_ms, strict=True)
+        return ",".join(f"{latency}:{duration}" for latency, duration in pairs)
 
 
 PROFILES: Final = {

@@ -202,12 +202,9 @@ def decide_degraded(
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
     FLUSH_SLAVE_TIMEOUT (12). GIVE_UP accepts the result. A retry stores the message twice, so it
-    happens only with `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`. `stays` keeps the
-    retry on the same queue."""
-    wanted = options.retry_another_broker_when_not_store_ok or (
-        # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
-        options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
-    )
+    happens only with `onDegraded=retry`. `stays` keeps the retry on the same queue."""
+    # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
+    wanted = options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     if not wanted or attempt >= max_attempts or remaining_s <= 0:
         return Decision(Action.GIVE_UP)
     if stays:

@@ -37,7 +37,7 @@ def writes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[in
             nameServer=cluster.name_server, topic="t", ledger=str(ledger), requestMaxMessages=50,
             sendMsgTimeout=60_000, connectTimeoutMs=20_000, suspectAfterMs=30_000,
             # A slow broker stays slow for the whole test.
-            latencyMax="50,3000", notAvailableDuration="0,600000",
+            faultTable="50:0, 3s:10m",
         )  # fmt: skip
 
         def write(tasks: int) -> None:

@@ -230,7 +230,7 @@ def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("profile", ["4.x", "5.x"])
 def test_a_profile_that_is_set_is_kept(profile: str) -> None:
     advice = suggest._unless_set(
-        Suggestion("faultProfile", "4.x", "a shorter tail"), SinkOptions.parse(faultProfile=profile)
+        Suggestion("faultTable", "4.x", "a shorter tail"), SinkOptions.parse(faultTable=profile)
     )
     assert isinstance(advice, Suggestion) is (profile == "5.x")
 

@@ -25,8 +25,7 @@ from tests.producer.waiting import until
 
 IN_FLIGHT = (16, 64, 200, 500, 2000)
 LONG = {
-    "latencyMax": "500",
-    "notAvailableDuration": "600000",
+    "faultTable": "500:10m",
     "sendMsgTimeout": "600s",
     "retryBackoffMs": "1",
 }
@@ -44,7 +43,7 @@ def rank_of(engine: Any, broker: FakeBroker) -> int:
 
 def keep_the_others_well(engine: Any, bad: FakeBroker) -> None:
     """Keep the other brokers from isolation and suspicion, however slow this machine is."""
-    engine.brokers.table.profile = FaultProfile.of("5.x", (3_600_000,), (600_000,))
+    engine.brokers.table.profile = FaultProfile.of("3600000:600000")
     connections = engine.heartbeats.connections
     engine.heartbeats.connections = lambda: (
         connection for connection in connections() if connection[0] == bad.name
@@ -168,7 +167,7 @@ def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(
 ) -> None:
     """A request waits for its share of the time: the first of three attempts has a third."""
     bad, busy = cluster.brokers
-    engine = make_engine(**{**LONG, "latencyMax": "9000", "suspectAfterMs": 60_000})
+    engine = make_engine(**{**LONG, "faultTable": "9s:10m", "suspectAfterMs": 60_000})
     for broker in cluster.brokers:
         engine.submit(request("warm", queue=queue_of(broker)))
         engine.drain()

@@ -131,7 +131,7 @@ def test_client_id(cluster, make_producer):
 
 def test_latency_tables(cluster, make_producer):
     """Every answer is slower than these tables allow."""
-    producer = make_producer(latencyMax="0", notAvailableDuration="600000")
+    producer = make_producer(faultTable="0:10m")
     name = producer.send(Message("orders", b"x")).queue.broker_name
     assert [event.broker_name for event in producer.isolations()] == [name]
     (isolated,) = [health for health in producer.broker_health() if not health.available]
@@ -139,7 +139,7 @@ def test_latency_tables(cluster, make_producer):
 
 
 def test_no_fault_tolerance(cluster, make_producer):
-    producer = make_producer(sendLatencyFaultEnable=False)
+    producer = make_producer(faultTable="off")
     cluster.brokers[0].on_send(Answer(14, "disk full"))
     cluster.brokers[1].on_send(Answer(14, "disk full"))
     producer.send(Message("orders", b"x"))

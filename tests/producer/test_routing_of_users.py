@@ -27,7 +27,7 @@ def sent_to(cluster, count, **options):
 
 def test_the_own_machine_room_comes_first(rooms):
     # However slow this machine is, no healthy broker looks slow.
-    near = sent_to(rooms, 12, machineRoom="r1", sendLatencyFaultEnable=False)
+    near = sent_to(rooms, 12, machineRoom="r1", faultTable="off")
     assert near.keys() == {"r1@a", "r1@b"}
     for broker in rooms.brokers[:2]:
         broker.kill()

@@ -82,7 +82,7 @@ def test_c34_update_makes_one_broker_unavailable():
 
 
 def test_c35_availability_ends_by_the_clock():
-    faults = LatencyFaultTolerance(FaultProfile.of("5.x", (50, 10), (50, 0)))
+    faults = LatencyFaultTolerance(FaultProfile.of("10:0,50:50"))
     good(faults, "a", 60)
     assert not is_available(faults, "a", NOW + 0.049)
     assert is_available(faults, "a", NOW + 0.050)
@@ -217,7 +217,7 @@ def test_a_topic_is_isolated_on_one_broker_only():
 
 
 def test_own_tables_come_in_any_order_and_unknown_profiles_are_errors():
-    profile = FaultProfile.of("5.x", (1000, 10), (9000, 100))
+    profile = FaultProfile.of("10:100,1000:9000")
     assert profile.latency_max_ms == (10, 1000)
     assert profile.duration_ms(999, isolation=False) == 100
     assert profile.duration_ms(1, isolation=True) == 9000

@@ -23,8 +23,7 @@ CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 PATIENT = {
     "sendMsgTimeout": 60_000,
     "suspectAfterMs": 60_000,
-    "latencyMax": "60000",
-    "notAvailableDuration": "1000",
+    "faultTable": "60s:1s",
 }
 """Options by which no broker looks slow on a busy machine: best_effort would move keys then."""
 

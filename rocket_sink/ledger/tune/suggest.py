@@ -51,13 +51,12 @@ DEFAULT: Final = "5.x (default)"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A latency table, and its result for the recorded sends. Times in ms. `isolated_s` is the sum
-    over hosts and brokers. `moved` counts messages that would have gone to another broker.
+    """A value of `faultTable`, and its result for the recorded sends. Times in ms. `isolated_s` is
+    the sum over hosts and brokers. `moved` counts messages that would have gone to another broker.
     Percentiles are of acknowledged messages, from submit to answer, with their earlier attempts."""
 
     name: str
-    latency_max_ms: tuple[int, ...]
-    not_available_ms: tuple[int, ...]
+    table: str
     isolations: int
     isolated_s: float
     moved: int
@@ -229,7 +228,7 @@ def profiles() -> dict[str, FaultProfile | None]:
     variants: dict[str, FaultProfile | None] = {
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
     }  # fmt: skip
-    first_ms = _first_isolating_ms(default)
+    first_ms = default.isolates_from_ms
     for wanted_ms in _VARIANTS_MS:
         classes = tuple(round(ms * wanted_ms / first_ms) for ms in default.latency_max_ms)
         variants[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
@@ -246,7 +245,7 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
         for number in range(len(attempts.brokers))
     )
     usual_ms = np.array([np.quantile(ms, 0.95) if len(ms) else 0.0 for ms in stored_ms])
-    slow_ms = np.maximum(_first_isolating_ms(PROFILES["5.x"]), _UNUSUAL * usual_ms)
+    slow_ms = np.maximum(PROFILES["5.x"].isolates_from_ms, _UNUSUAL * usual_ms)
     trouble = attempts.isolates | (attempts.stored & (attempts.rtt_ms > slow_ms[attempts.broker]))
     well = attempts.rtt_ms[attempts.stored & ~trouble]
     figures = []
@@ -263,16 +262,10 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     return figures
 
 
-def _first_isolating_ms(profile: FaultProfile) -> int:
-    pairs = zip(profile.latency_max_ms, profile.not_available_ms, strict=True)
-    return next(limit for limit, duration in pairs if duration)
-
-
 def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Candidate:
     return Candidate(
         name,
-        profile.latency_max_ms if profile else (),
-        profile.not_available_ms if profile else (),
+        profile.table if profile else "",
         result.isolations, result.isolated_s, result.moved,
         result.percentile(0.5), result.percentile(0.99), result.percentile(0.999),
         result.percentile(1.0),
@@ -298,19 +291,14 @@ def _table_option(
         return
     default = next(candidate for candidate in candidates if candidate.name == DEFAULT)
     if best is default:
-        yield "latencyMax, notAvailableDuration: no other table has a clearly shorter tail"
+        yield "faultTable: no other table has a clearly shorter tail"
         return
     reason = (
         f"p99.9 {best.p999_ms:,.0f} ms instead of {default.p999_ms:,.0f}, "
         f"{best.isolations:,} isolations instead of {default.isolations:,}"
     )
-    if best.name in PROFILES:
-        yield Suggestion("faultProfile", best.name, reason)
-    else:
-        yield Suggestion("latencyMax", ",".join(map(str, best.latency_max_ms)), reason)
-        yield Suggestion(
-            "notAvailableDuration", ",".join(map(str, best.not_available_ms)), "goes with it"
-        )
+    table = best.name if best.name in PROFILES else best.table
+    yield Suggestion("faultTable", table, reason)
 
 
 def _unless_set(advice: Suggestion | str, options: SinkOptions) -> Suggestion | str:

@@ -196,10 +196,8 @@ class Brokers:
     def __init__(
         self, options: SinkOptions, shared: SharedBrokerState, rng: Random | None = None
     ) -> None:
-        profile = FaultProfile.of(
-            options.fault_profile, options.latency_max_ms, options.not_available_duration_ms
-        )
-        self.enabled = options.latency_fault_enable
+        self.enabled = options.fault_table != "off"
+        profile = FaultProfile.of(options.fault_table if self.enabled else "5.x")
         self.table = LatencyFaultTolerance(profile, shared)
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         """Isolations that `SendEngine.isolations` has not returned yet."""
@@ -207,11 +205,7 @@ class Brokers:
         """Grows whenever a broker's rank may have changed."""
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
-        self._notable_ms = min(
-            (limit for limit, duration in zip(
-                profile.latency_max_ms, profile.not_available_ms, strict=True) if duration),
-            default=float("inf"),
-        )  # fmt: skip
+        self._notable_ms = profile.isolates_from_ms
         self._fault_ranks: dict[str, int] = {}
         """`LatencyFaultTolerance.ranks` as of the last `view`."""
         self._next_view_s = float("-inf") if self.enabled else float("inf")

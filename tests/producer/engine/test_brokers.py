@@ -103,7 +103,7 @@ def test_ranks():
 
 
 def test_without_fault_tolerance_only_suspicion_counts():
-    brokers = make(sendLatencyFaultEnable=False)
+    brokers = make(faultTable="off")
     brokers.isolate("a", 1.0, NOW_S, "X", reachable=False)
     brokers.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
     brokers.answered(brokers.of("a"), 60.0, NOW_S, stored=True)

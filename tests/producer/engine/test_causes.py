@@ -48,12 +48,8 @@ def of_several(request: pytest.FixtureRequest) -> Iterator[tuple[FakeCluster, Se
     with FakeCluster(brokers=request.param) as cluster:
         cluster.create_topic("orders", 2)
         # A pause of this machine must not make a broker suspect.
-        options = {"suspectAfterMs": "60s", "sendMsgTimeout": "120s", "latencyMax": "3600000"}
-        engine = SendEngine(
-            SinkOptions.parse(
-                nameServer=cluster.name_server, notAvailableDuration="600000", **options
-            )
-        )
+        options = {"suspectAfterMs": "60s", "sendMsgTimeout": "120s", "faultTable": "1h:10m"}
+        engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server, **options))
         engine.publish_info("orders")
         yield cluster, engine
         engine.close(0.2)
@@ -94,7 +90,7 @@ def test_a_slow_broker_that_stores_is_preferred_to_a_busy_and_to_a_failing_one(m
     with FakeCluster(brokers=3) as cluster:
         cluster.create_topic("orders", 4)
         slow, failing, busy = cluster.brokers
-        options = {"latencyMax": "50", "notAvailableDuration": "600000", "sendMsgTimeout": "60s"}
+        options = {"faultTable": "50:10m", "sendMsgTimeout": "60s"}
         options |= {"suspectAfterMs": "60s", "autoBatch": False}
         with Producer(nameServer=cluster.name_server, **options) as producer:
 

@@ -168,7 +168,7 @@ def test_a_killed_broker_fails_nothing(cluster, make_engine):
 
 def test_a_restarted_broker_is_used_again(cluster, make_engine, monkeypatch):
     monkeypatch.setattr(fault, "PROBE_INTERVAL_S", 0.05)
-    engine = make_engine(latencyMax="50", notAvailableDuration="300")
+    engine = make_engine(faultTable="50:300")
     send(engine)
     cluster.brokers[0].kill()
     for number in range(6):

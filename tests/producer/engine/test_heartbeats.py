@@ -152,8 +152,7 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used,
 
 def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
     """Only the heartbeat thread sends the probe and reads its answer."""
-    options = {"heartbeatBrokerInterval": "1h"}
-    options |= {"latencyMax": "50", "notAvailableDuration": "600000"}
+    options = {"heartbeatBrokerInterval": "1h", "faultTable": "50:10m"}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         broker = cluster.brokers[0]
         table = producer._session.engine.brokers.table

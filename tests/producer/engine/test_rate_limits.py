@@ -212,7 +212,7 @@ def test_the_last_answer_is_the_error_of_what_finds_no_place_in_time(cluster, ma
 
 def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
     """A full window is a reason to go elsewhere, even without the fault table."""
-    engine = make_engine(sendLatencyFaultEnable=False, retryBackoffMs=1, retryBackoffMaxMs=1)
+    engine = make_engine(faultTable="off", retryBackoffMs=1, retryBackoffMaxMs=1)
     busy, other = cluster.brokers
     busy.on_send(Answer(2, "broker busy"))
     engine.submit(request("busy", queue=_home(cluster)))

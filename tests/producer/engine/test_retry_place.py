@@ -12,7 +12,7 @@ from tests.producer.conftest import send
 
 @pytest.mark.parametrize("selector", ["round_robin", "random", "weighted"])
 def test_a_retry_goes_to_another_broker_without_the_fault_table(cluster, make_engine, selector):
-    engine = make_engine(sendLatencyFaultEnable="false", queueSelector=selector)
+    engine = make_engine(faultTable="off", queueSelector=selector)
     send(engine, "warm")
     for number in range(24):
         for broker in cluster.brokers:

@@ -562,12 +562,12 @@ class TestBackfillOptions:
 
     def test_every_option_survives(self) -> None:
         settings = SinkOptions.parse(
-            accessKey="a", secretKey="s", tlsMode="insecure", sendMsgTimeout="7s", latencyMax="1,2",
-            notAvailableDuration="3,4",
+            accessKey="a", secretKey="s", tlsMode="insecure", sendMsgTimeout="7s",
+            faultTable="1:3,2:4",
         )  # fmt: skip
         reduced = backfill_options(settings)
         assert reduced.secret_key == settings.secret_key
-        assert reduced.latency_max_ms == (1, 2)
+        assert reduced.fault_table == "1:3,2:4"
 
 
 def test_what_was_done_is_plain_json() -> None:
