@@ -8,6 +8,7 @@ matter; for an unknown name the error suggests the nearest known one."""
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -35,7 +36,7 @@ class SinkOptions:
     Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit."""
 
     # fmt: off
-    name_server: str = option("nameServer", Kind.TEXT, "", _C, "name servers, host:port separated by ';'", aliases=("namesrvAddr", "name.srv.addr", "bootstrap"), java="namesrvAddr")
+    name_server: str = option("nameServer", Kind.TEXT, "", _C, "name servers, host:port separated by ';'; empty: those of the environment variable NAMESRV_ADDR, on the driver", aliases=("namesrvAddr", "name.srv.addr", "bootstrap"), java="namesrvAddr")
     producer_group: str = option("producerGroup", Kind.TEXT, "rocket-sink", _C, "producer group, seen by the brokers' tools", aliases=("group",), java="producerGroup")
     instance_name: str = option("instanceName", Kind.TEXT, "", _C, "distinguishes two clients of one process; generated when empty", java="instanceName")
     client_ip: str = option("clientIp", Kind.TEXT, "", _C, "address in the client id; the local one when empty", java="clientIP")
@@ -139,7 +140,7 @@ class SinkOptions:
         """
         return _checked(cls(**_parsed([*(given or {}).items(), *more.items()])))
 
-    def with_(self, **changes: Any) -> SinkOptions:
+    def with_(self, /, **changes: Any) -> SinkOptions:
         """Return a copy with these values changed; None changes nothing."""
         return _checked(replace(self, **_parsed(changes.items())))
 
@@ -154,7 +155,7 @@ class SinkOptions:
         if not addresses:
             raise OptionError(
                 "option nameServer is missing: give the name servers' addresses, as in "
-                "nameServer=10.0.0.1:9876;10.0.0.2:9876",
+                "nameServer=10.0.0.1:9876;10.0.0.2:9876, or set NAMESRV_ADDR",
                 option="nameServer",
             )
         for address in addresses:
@@ -229,16 +230,27 @@ _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
 def constructor_options(options: SinkOptions | None, changes: Mapping[str, Any]) -> SinkOptions:
-    """Return `options` with `changes`, or without `options` those that `changes` names. Raise
-    OptionError as `SinkOptions.parse` does, and if `options` is another object (an address)."""
+    """Return `options` with `changes`, or without `options` those that `changes` names. If they have
+    no name server, add that of the environment, so that tasks on other hosts get it with the other
+    options. Raise OptionError as `SinkOptions.parse` does, and if `options` is another object (an
+    address)."""
     if options is None:
-        return SinkOptions.parse(changes)
-    if not isinstance(options, SinkOptions):
+        options = SinkOptions()
+    elif not isinstance(options, SinkOptions):
         raise OptionError(
             f"a {type(options).__name__} is no SinkOptions: give options by name, as in "
             'nameServer="HOST:9876"'
         )
-    return options.with_(**changes) if changes else options
+    options = options.with_(**changes)
+    return (
+        options if options.name_server else options.with_(nameServer=name_server_of_environment())
+    )
+
+
+def name_server_of_environment() -> str | None:
+    """Return the name servers' addresses of the environment variable NAMESRV_ADDR, which Java's
+    client reads, too (NameServerAddressUtils); None if it is not set or empty."""
+    return os.environ.get("NAMESRV_ADDR") or None
 
 
 def _checked(options: SinkOptions) -> SinkOptions:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rocket_sink import Producer, TableProducer
+from rocket_sink import Producer, RocketSink, TableProducer
 from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import OPTIONS, SinkOptions, find_option
@@ -160,9 +162,23 @@ def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, me
     assert SinkOptions.parse(nameServer=" a:1; [::1]:2 ;").name_servers == ("a:1", "[::1]:2")
 
 
-def test_no_name_server_is_said_with_an_example() -> None:
-    with pytest.raises(OptionError, match="nameServer is missing"):
-        _ = SinkOptions.parse({}).name_servers
+@pytest.mark.parametrize("make", [Producer, TableProducer, RocketSink, Admin])
+def test_a_client_without_a_name_server_takes_that_of_the_environment(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name_servers(*options: SinkOptions, **more: str) -> tuple[str, ...]:
+        client = make(*options, **more)
+        if make is not RocketSink:
+            client.close()
+        servers: tuple[str, ...] = client.options.name_servers
+        return servers
+
+    monkeypatch.setenv("NAMESRV_ADDR", "127.0.0.1:1;127.0.0.1:2")
+    assert name_servers() == name_servers(SinkOptions()) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert name_servers(nameServer="127.0.0.1:3") == ("127.0.0.1:3",)
+    monkeypatch.setenv("NAMESRV_ADDR", "")
+    with pytest.raises(OptionError, match=r"nameServer is missing: .*, or set NAMESRV_ADDR"):
+        name_servers()
 
 
 def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret() -> None:

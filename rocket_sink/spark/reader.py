@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.message import MessageQueue
 from rocket_sink.option_spec import Kind, Option, option, option_of
-from rocket_sink.options import OPTIONS, SinkOptions
+from rocket_sink.options import OPTIONS, SinkOptions, constructor_options
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.text import nearest
@@ -95,7 +95,7 @@ _BY_NAME: Final = {_plain(option.name): option for option in READ_OPTIONS}
 
 def _sink_options(given: Mapping[str, Any]) -> SinkOptions:
     try:
-        return SinkOptions.parse(given)
+        return constructor_options(None, given)
     except OptionError as error:
         name = str(getattr(error, "option", ""))
         near = nearest(_plain(name), _BY_NAME)

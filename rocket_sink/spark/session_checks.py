@@ -42,7 +42,7 @@ from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, reso
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.net import log
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import PENDING, PLAN, streaming_executions
@@ -293,7 +293,7 @@ def _source_options(query: Any) -> SinkOptions | None:
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
     """Return the sink's options, parsed from all options that Spark passes."""
-    return on_driver(SinkOptions.parse(own_options(given)))
+    return on_driver(constructor_options(None, own_options(given)))
 
 
 def on_driver(options: SinkOptions) -> SinkOptions:

@@ -7,7 +7,6 @@ of `rocket-sink cluster up`. A configuration file has `name = value` lines and `
 from __future__ import annotations
 
 import configparser
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +20,12 @@ from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
-from rocket_sink.options import SinkOptions, check_topic_option, find_option
+from rocket_sink.options import (
+    SinkOptions,
+    check_topic_option,
+    find_option,
+    name_server_of_environment,
+)
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -148,7 +152,7 @@ def given_options() -> dict[str, Any]:
     if ledger := str(values.get("ledger") or "").strip():
         values["ledger"] = absolute(ledger)
     if not values.get("nameServer") and (
-        address := os.environ.get("NAMESRV_ADDR") or _local_name_server()
+        address := name_server_of_environment() or _local_name_server()
     ):
         values["nameServer"] = address
     return values
