@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -92,51 +91,50 @@ class BatchAccumulator:
             key = entry[0].topic, entry[0].wait_store
             batch = self._open.get(key)
             if batch is not None and batch.size + size > self._max_bytes:
-                self._send(self._open.pop(key))
+                self.send(self._open.pop(key).entries, self._max_bytes)
                 batch = None
             if batch is None:
                 batch = self._open[key] = _OpenBatch(due_s)
             batch.entries.append(entry)
             batch.size += size
             if batch.size >= self._max_bytes:
-                self._send(self._open.pop(key))
+                self.send(self._open.pop(key).entries, self._max_bytes)
         for key in [key for key, batch in self._open.items() if batch.due_s <= now_s]:
-            self._send(self._open.pop(key))
+            self.send(self._open.pop(key).entries, self._max_bytes)
         if self._open:
             self._is_scheduled = True
         return min((batch.due_s for batch in self._open.values()), default=math.inf)
 
     # --- sending a batch ---------------------------------------------------------------------
 
-    def _send(self, batch: _OpenBatch) -> None:
-        """Send a batch in as few requests as possible."""
-        builder, messages = self._builder, [message for message, _ in batch.entries]
+    def send(self, entries: list[Entry], limit: int) -> None:
+        """Send messages in as few requests as possible, in batches of at most `limit` bytes."""
+        builder, messages = self._builder, [message for message, _ in entries]
         end = 0
         try:
             ids = builder.ids(messages)
-            for start, encoded in builder.encoded(messages, ids, self._max_bytes):
+            for start, encoded in builder.encoded(messages, ids, limit):
                 end = start + len(encoded)
-                entries, own_ids = batch.entries[start:end], ids[start:end]
-                request = builder.batch_of(messages[start:end], encoded, own_ids)
-                self._driver.submit_again(request, SentBatch(self, entries, own_ids))
+                own, own_ids = entries[start:end], ids[start:end]
+                request = builder.request(messages[start:end], encoded, own_ids)
+                token = SentBatch(self, own, own_ids, len(request.body))
+                self._driver.submit_again(request, token)
         except Exception as error:
             # The callers of `add` have returned, so only the futures can report the error.
-            for _, future in batch.entries[end:]:
+            for _, future in entries[end:]:
                 future.ended(None, error)
-
-    def send_singly(self, entries: Iterator[tuple[Entry, str]]) -> None:
-        """Send the messages of a refused batch one by one. Then only the illegal message fails."""
-        for (message, future), message_id in entries:
-            self._driver.submit_again(self._builder.single(named(message, message_id)), future)
 
 
 class SentBatch:
     """The token of a batch's request; completes the futures of the batch's messages."""
 
-    __slots__ = ("_accumulator", "_entries", "_ids")
+    __slots__ = ("_accumulator", "_body_bytes", "_entries", "_ids")
 
-    def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
+    def __init__(
+        self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str], body_bytes: int
+    ) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
+        self._body_bytes = body_bytes
 
     def on_done(self, completion: Completion) -> None:
         entries, result = self._entries, completion.result
@@ -144,7 +142,12 @@ class SentBatch:
             results = results_of(result, self._ids)
             end_all((future, own, None) for (_, future), own in zip(entries, results, strict=True))
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
-            self._accumulator.send_singly(zip(entries, self._ids, strict=True))
+            # Halve the batch until only the illegal message fails.
+            named_entries = [
+                (named(message, message_id), future)
+                for (message, future), message_id in zip(entries, self._ids, strict=True)
+            ]
+            self._accumulator.send(named_entries, self._body_bytes // 2)
         else:
             error = completion.error
             assert error is not None

@@ -264,8 +264,9 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        Return one result per request, in order. If the broker refuses a request as illegal, its two
-        halves are sent, and so on, with the same message ids. So only the illegal message fails.
+        Return one result per request, in order. If the broker refuses a request as illegal, parts
+        of at most half its size are sent, and so on, with the same message ids. So only the illegal
+        message fails. Later batches have no size that a broker of the topic has refused.
 
         Raises:
             MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
@@ -559,10 +560,10 @@ class ClientSession:
             raise
         self.of_pid = identity.of_pid
         self.driver = driver = Driver(engine, hooks)
-        self.builder = builder = RequestBuilder(options, identity.message_ids)
+        self.builder = builder = RequestBuilder(options, identity.message_ids, engine.batch_limit)
         self.transactions = TransactionClient(identity.group, driver, builder, hooks, listener)
         self.request_reply = RequestReply(driver, builder)
-        own_builder = RequestBuilder(options, new_message_ids(local_ip()))
+        own_builder = RequestBuilder(options, new_message_ids(local_ip()), engine.batch_limit)
         self.accumulator: BatchAccumulator | None = None
         if options.auto_batch:
             self.accumulator = BatchAccumulator(options, own_builder, driver)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,8 +51,16 @@ class RequestBuilder:
     """Makes requests from messages, and checks their sizes. Thread-safe, and for signal handlers
     too. The driving thread has a builder of its own, because it must not wait for a caller."""
 
-    def __init__(self, options: SinkOptions, ids: MessageIds) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        ids: MessageIds,
+        batch_limit: Callable[[str], int | None] = lambda topic: None,
+    ) -> None:
+        """`batch_limit` returns the most bytes of a batch that the topic's brokers take, if it is
+        known (`SendEngine.batch_limit`)."""
         self._ids = ids
+        self._batch_limit = batch_limit
         self._lock = threading.RLock()
         self._namespace = options.namespace
         self._limit = options.max_message_size_bytes
@@ -96,16 +104,18 @@ class RequestBuilder:
             least_version=least_version(properties) if message.is_single else 0,
         )
 
-    def batches(self, messages: Sequence[Message]) -> Iterator[Part]:
-        """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
-        encoded body of at most `maxMessageSize`. A message that is too large only in the encoding
-        of a batch is sent alone. Raises MessageError: INVALID_BATCH (Java:
-        MessageBatch.generateFromList), or as `single`."""
+    def batches(self, messages: Sequence[Message], limit: int | None = None) -> Iterator[Part]:
+        """Yield requests in order, each with at most BATCH_MAX_MESSAGES messages and an encoded
+        body of at most `limit` bytes (`maxMessageSize`), and of a size that no broker of the topic
+        has refused. A message that shares no batch is sent as a single one, whose encoding is
+        smaller. Raises MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as
+        `single`."""
         check_batch(messages)
         ids = self.ids(messages)
-        for start, encoded in self.encoded(messages, ids, self._limit):
+        for start, encoded in self.encoded(messages, ids, limit or self._limit):
             end = start + len(encoded)
-            yield self._part(messages[start:end], encoded, ids[start:end])
+            own, own_ids = messages[start:end], tuple(ids[start:end])
+            yield Part(self.request(own, encoded, own_ids), tuple(own), own_ids)
 
     def ids(self, messages: Sequence[Message]) -> list[str]:
         """Return the client ids of messages; a message without an id gets a new one."""
@@ -119,8 +129,10 @@ class RequestBuilder:
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Yield (index of first message, encoded messages) per batch of at most BATCH_MAX_MESSAGES
-        messages and `limit` bytes; a single message may be larger. Raise as `single`."""
+        messages and `limit` bytes, or fewer bytes if a broker of the topic has refused larger
+        batches; a single message may be larger. Raise as `single`."""
         start, size, batch, extra = 0, 0, list[bytes](), self._extra
+        limit = min(limit, self._batch_limit(self.topic(messages[0].topic)) or limit)
         for number, (message, message_id) in enumerate(zip(messages, ids, strict=True)):
             body = message.body
             if len(body) > self._limit:
@@ -151,39 +163,26 @@ class RequestBuilder:
         return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
-        """Return a refused batch's halves, with the same ids. A half of one message is no batch."""
-        ids = part.ids
-        messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
-        middle = (len(messages) + 1) // 2
-        halves: list[Part] = []
-        for half, own in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:])):
-            if len(half) == 1:
-                halves.append(self._single_part(half[0]))
-            elif half:
-                [(_, encoded)] = self.encoded(half, own, self._limit)
-                halves.append(self._part(half, encoded, own))
-        for each in halves:
+        """Return the parts of a refused batch, each with at most half of its bytes, or a single
+        message. The messages keep their ids."""
+        messages = [named(*pair) for pair in zip(part.messages, part.ids, strict=True)]
+        parts = list(self.batches(messages, len(part.request.body) // 2))
+        for each in parts:
             each.request.queue = part.request.queue
             each.request.timeout_s = part.request.timeout_s
-        return halves
+        return parts
 
     def _new_id(self) -> str:
         with self._lock:
             return self._ids.next(time.time_ns() // 1_000_000)
 
-    def _part(self, messages: Sequence[Message], encoded: list[bytes], ids: Sequence[str]) -> Part:
-        if len(messages) == 1 and len(encoded[0]) > self._limit:
-            return self._single_part(named(messages[0], ids[0]))
-        return Part(self.batch_of(messages, encoded, ids), tuple(messages), tuple(ids))
-
-    def _single_part(self, message: Message) -> Part:
-        request = self.single(message)
-        return Part(request, (message,), (request.message_id,))
-
-    def batch_of(
+    def request(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
+        """Return a request of one message, or of a batch that `encoded` has; raise as `single`."""
         first = messages[0]
+        if len(messages) == 1:
+            return self.single(named(first, ids[0]))
         return SendRequest(
             self.topic(first.topic),
             b"".join(encoded),

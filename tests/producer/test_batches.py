@@ -19,11 +19,11 @@ def sent(cluster, code):
     return [f for broker in cluster.brokers for f in broker.requests if f.code == code]
 
 
-def limit_bodies(cluster, most):
+def limit_bodies(cluster, most, code=13, remark="the message body is too large"):
     """Let brokers refuse larger bodies, as with a smaller maxMessageSize of their own."""
     for broker in cluster.brokers:
         broker.script.add(
-            Answer(13, "the message body is too large"),
+            Answer(code, remark),
             matches=lambda frame: len(frame.body or b"") > most,
             times=None,
         )
@@ -35,9 +35,9 @@ def test_a_body_near_the_limit_is_sent_as_a_single_message(cluster, make_produce
     limit_bodies(cluster, 1000)
     results = producer.send_batch([small, small, large, small])
     assert len(results) == 3
-    (alone,) = sent(cluster, RequestCode.SEND_MESSAGE_V2)
-    assert alone.body == large.body
-    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) == 2
+    alone = sent(cluster, RequestCode.SEND_MESSAGE_V2)
+    assert sorted(frame.body for frame in alone) == sorted([large.body, small.body])
+    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) == 1
     stored = cluster.messages("orders")
     assert sorted(len(m.body) for m in stored) == [10, 10, 10, 990]
     ids = [i for result in results for i in result.message_id.split(",")]
@@ -54,6 +54,27 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
     ids = [i for result in results for i in result.message_id.split(",")]
     assert ids == [m.message_id for m in stored]
     assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) < 11
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_later_batches_have_no_size_that_a_broker_has_refused(cluster, make_producer, automatic):
+    limit_bodies(cluster, 20_000, 1, "java.lang.RuntimeException: message body size exceeded")
+    producer = make_producer(autoBatch=automatic, batchMaxBytes="1MB", batchMaxDelayMs=30_000)
+    messages = [Message("orders", b"%100d" % n) for n in range(2000)]
+    requests, refused = [], []
+    for repetition in range(3):
+        if automatic:
+            futures = [producer.send_async(message) for message in messages]
+            producer.flush(30)
+            assert all(future.result(0) for future in futures)
+        else:
+            producer.send_batch(messages)
+        bodies = [len(f.body) for f in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)]
+        requests.append(len(bodies) - sum(requests))
+        refused.append(sum(size > 20_000 for size in bodies))
+        assert len(cluster.messages("orders")) == 2000 * (repetition + 1)
+    assert requests[0] <= 100, "a refused batch is halved and not sent message by message"
+    assert requests[1] == requests[2] < requests[0] and len(set(refused)) == 1
 
 
 class Told(SendHook):

@@ -266,7 +266,7 @@ def test_oneway_is_stored(cluster, make_producer):
 
 def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
     producer = make_producer(maxMessageSize=2000)
-    messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(7)]
+    messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(8)]
     results = producer.send_batch(messages)
     sends = [
         f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_BATCH_MESSAGE
@@ -274,7 +274,7 @@ def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
     assert len(results) == len(sends) == 4
     assert all(len(f.body) <= 2000 for f in sends)
     assert all(len(f.body) > 700 + INNER_OVERHEAD_BYTES for f in sends)
-    assert {m.body[0] for m in cluster.messages("orders")} == set(range(7))
+    assert {m.body[0] for m in cluster.messages("orders")} == set(range(8))
     ids = [i for r in results for i in r.message_id.split(",")]
     assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
 

@@ -263,8 +263,8 @@ class SendEngine:
 
     def batch_limit(self, topic: str) -> int | None:
         """Return the limit of a batch's bytes that fits all brokers of the topic; None: no broker
-        has refused a batch for its size."""
-        info = self.routes.get(topic, self.clock())
+        has refused a batch for its size. Any thread may call this."""
+        info = self.routes.peek(topic)
         return None if info is None else self.brokers.batch_limit(info)
 
     def reread_credentials(self, signed_s: float) -> bool:

@@ -119,8 +119,8 @@ def test_batches_that_wait_for_the_answer_ask_once(
     cluster: FakeCluster, make_producer: Make
 ) -> None:
     producer = make_producer(maxMessageSize=1000)
-    producer.send_batch([Message("orders", bytes(900))] * 60)
-    assert asked(cluster) == 2 and len(cluster.messages("orders")) == 60
+    producer.send_batch([Message("orders", bytes(400))] * 120)
+    assert asked(cluster) == 2 and len(cluster.messages("orders")) == 120
 
 
 def test_a_topic_that_is_made_anew_is_noticed(
