@@ -117,6 +117,7 @@ class Cell:
         """Return the cell's part of a driver's plan."""
         return {
             "lane": self.schedule.lane, "folder": str(self.folder), "options": self._options(),
+            "committer": self.schedule.committer,
             "staged": self.schedule.event in STAGED,
             # A stream settles its epoch at its next start. A decided write is not run again.
             "settles": self.batch and self.schedule.delivery == TRANSACTIONAL,

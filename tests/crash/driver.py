@@ -19,7 +19,9 @@ from integration import lanes
 
 from crash.files import WAIT_S, await_file, write_whole
 from rocket_sink import Ledger, register
-from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.views import rows_of
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table
@@ -56,15 +58,18 @@ def _settled(spark: Any, options: dict[str, Any]) -> bool:
     too: no transaction of it is open, and the ledger has it.
     """
     sink_options = SinkOptions.parse(options)
-    quick = open_quick(sink_options.ledger)
-    if quick is None:
+    if not _epochs(spark, sink_options.ledger):
         return False
-    is_in = bool(quick.query("SELECT epoch FROM epochs").num_rows)
     endings = TransactionCommitter(spark, sink_options)
-    rows = endings.open_epochs()
-    for row in rows:
+    for row in endings.open_epochs():
         check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))
-    return is_in or bool(rows)
+    return True
+
+
+def _epochs(spark: Any, ledger: str) -> list[dict[str, Any]]:
+    # DuckDB reads the view: Spark would take as long for it as for the rest of a cell.
+    read = reader_of(spark, resolve_path(ledger))
+    return rows_of(read("SELECT * FROM epochs")) if read is not None else []
 
 
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
@@ -77,22 +82,23 @@ def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
 def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
     folder = Path(cell["folder"])
     errors: list[str] = []
+    ledger = Ledger(cell["options"]["ledger"])
+    if cell["committer"] == "spark" and not ledger.exists():
+        ledger.create(spark)
+        # Only Spark's Delta commits to a table with this feature.
+        feature = "'delta.enableDeletionVectors' = 'true'"
+        spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET TBLPROPERTIES ({feature})")
     has_ended = _tried(spark, cell, role, errors, waits=not cell["staged"])
     if cell["staged"]:
         write_whole(folder / "stage.1", "")
         await_file(folder / "stage.2")
         has_ended = _tried(spark, cell, role, errors, waits=True)
-    ledger = Ledger(cell["options"]["ledger"])
     while ledger.sync(spark).busy:
         pass
-    # DuckDB reads the view: Spark would take as long for it as for the rest of a cell.
-    quick = open_quick(ledger.path)
-    rows = quick.query("SELECT * FROM epochs").to_pylist() if quick else []
-    assert quick or not ledger.exists()
     epochs = [
         {"query": r["query_id"], "epoch": r["epoch"], "adds_up": r["adds_up"],
          "superseded": r["superseded_rows"], **{name: r[name] for name in _COUNTS}}
-        for r in rows
+        for r in _epochs(spark, ledger.path)
     ]  # fmt: skip
     _report(folder, role, {"ended": has_ended, "errors": errors, "epochs": epochs})
 
