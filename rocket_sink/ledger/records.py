@@ -54,7 +54,6 @@ class RunContext:
     epoch: int
     partition: int | None = None
     stage_id: int | None = None
-    stage_attempt: int | None = None
     task_attempt_id: int | None = None
     attempt_number: int | None = None
     worker: str = field(default_factory=worker_name)

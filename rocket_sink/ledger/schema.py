@@ -85,7 +85,6 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("epoch", "BIGINT", KINDS, "micro-batch id; 0 for a batch; of a TableProducer, the number of the send"),
     Column("partition", "INT", KINDS, "partition of the task; null: written by a driver, or by a TableProducer"),
     Column("stage_id", "INT", KINDS, "Spark stage"),
-    Column("stage_attempt", "INT", KINDS, "attempt of the stage"),
     Column("task_attempt_id", "BIGINT", KINDS, "attempt of the task, unique in its Spark application"),
     Column("attempt_number", "INT", KINDS, "attempt of the task, 0 for the first"),
     Column("worker", "STRING", KINDS, "host:pid that wrote the row"),

@@ -53,7 +53,7 @@ _COUNTS: Final = (
     "rows_in", *OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
     "requests", "attempts", "body_bytes", "moved_keys",
 )  # fmt: skip
-_TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
+_TASK: Final = ("stage_id", "attempt_number", "worker")
 _START: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (

@@ -54,8 +54,6 @@ def run_context(
         epoch,
         task.partitionId(),
         task.stageId(),
-        # Python's TaskContext lacks stageAttemptNumber up to Spark 4.2 (see `watched_stages`).
-        getattr(task, "stageAttemptNumber", lambda: None)(),
         task.taskAttemptId(),
         task.attemptNumber(),
         lane=lane,

@@ -142,8 +142,7 @@ class TaskRunner:
             claim_app_id(resolve_path(ledger), app_id, query, self.token)
         # Without `keeps_failed`, two kinds of attempts leave no record: earlier ones, and a
         # speculative copy that Spark kills after this attempt.
-        repeated = bool(self.ctx.attempt_number or self.ctx.stage_attempt)
-        repeated |= self.options.allow_speculation
+        repeated = bool(self.ctx.attempt_number) or self.options.allow_speculation
         again = self.again or (repeated and not rows.keeps_failed)
         self._engine = self.pool.acquire(self.options)
         recorder = LedgerRecorder(

@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, ledger: Path, run: str) -> None:
         self._place = resolve_path(ledger)
-        self._ctx = RunContext("q", run, 7, 0, stage_attempt=0, worker="w:1")
+        self._ctx = RunContext("q", run, 7, 0, worker="w:1")
 
     def begin(self) -> EpochStarts:
         starts = EpochStarts(self._place, self._ctx, clock=itertools.count(1.0, 60.0).__next__)
@@ -74,7 +74,7 @@ def test_a_run_that_another_one_followed_goes_no_further(tmp_path: Path) -> None
 
 def test_it_looks_once_a_second(tmp_path: Path) -> None:
     times = iter([1.0, 1.5, 2.1])
-    ctx = RunContext("q", "r1", 7, 0, stage_attempt=0, worker="w:1")
+    ctx = RunContext("q", "r1", 7, 0, worker="w:1")
     starts = EpochStarts(resolve_path(tmp_path), ctx, clock=times.__next__)
     starts.begin({"t": frozenset("a")})
     Run(tmp_path, "r2").begin()

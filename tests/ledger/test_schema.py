@@ -38,7 +38,7 @@ def test_ddl_and_arrow_schema_are_the_same_columns(spark):
 
 def test_every_kind_says_who_wrote_its_rows():
     names = {f.name for f in dataclasses.fields(RunContext)}
-    assert len(names) == 10
+    assert len(names) == 9
     for kind in KINDS:
         assert names <= set(columns_of(kind))
 

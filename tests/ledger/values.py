@@ -23,7 +23,7 @@ from rocket_sink.producer.engine.attempt import AttemptRecord
 def context(**changes: Any) -> RunContext:
     values: dict[str, Any] = {
         "query_id": "query", "run_id": "run-1", "epoch": 0, "partition": 0, "stage_id": 1,
-        "stage_attempt": 0, "task_attempt_id": 10, "attempt_number": 0, "worker": "host:1",
+        "task_attempt_id": 10, "attempt_number": 0, "worker": "host:1",
         "lane": "foreach",
     }  # fmt: skip
     return RunContext(**{**values, **changes})
@@ -58,7 +58,7 @@ def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordB
 def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.RecordBatch:
     driver = context(
         query_id=ctx.query_id, run_id=ctx.run_id, epoch=ctx.epoch, partition=None, stage_id=None,
-        stage_attempt=None, task_attempt_id=None, attempt_number=None,
+        task_attempt_id=None, attempt_number=None,
     )  # fmt: skip
     return confirmed_row(driver, num_input_rows=rows, rows_in=rows_in)
 

@@ -179,14 +179,14 @@ def _repeats(ledger: Path) -> dict[str, int]:
     A killed attempt may have left no row; then the number of the next attempt shows it.
     """
     columns = ("query_id", "epoch", "partition", "run_id", "task_attempt_id", "worker",
-               "attempt_number", "stage_attempt")  # fmt: skip
+               "attempt_number")  # fmt: skip
     attempts: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
     hosts: dict[tuple[Any, ...], set[str]] = {}
     for row in ledger_log.rows_of(ledger, "send", columns):
         task = tuple(row[name] for name in columns[:3])
         runs = attempts.setdefault(task, set())
         runs.add((row["run_id"], row["task_attempt_id"]))
-        if row["attempt_number"] or row["stage_attempt"]:
+        if row["attempt_number"]:
             runs.add(())
         hosts.setdefault(task, set()).add(row["worker"].rpartition(":")[0])
     return {
