@@ -14,6 +14,7 @@ seconds."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Container
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -104,6 +105,7 @@ PROBE_INTERVAL_S: Final = 2.0
 """Time between probes of a broker by all processes that share the table (Java: detectInterval)."""
 _FORGOTTEN_S: Final = 600.0
 """Time after an isolation until an unreachable broker that no process probes is removed."""
+_EVENTS_MAX: Final = 10_000
 _PAIR: Final = "\x00"
 """Separates topic and broker in the name of a topic's entry."""
 
@@ -172,18 +174,31 @@ class Isolation:
     """The isolated topic; None for all topics."""
 
 
-class LatencyFaultTolerance:
-    """The fault table and its rules.
+class FaultTable:
+    """The fault table and its rules (Java: LatencyFaultToleranceImpl).
+
+    Attributes:
+        events: isolations that nobody has taken yet; the last `_EVENTS_MAX` of them.
+        stale_s: the time at which readers read `ranks` again; they set it, and each event resets it
+            to the past.
 
     Args:
         store: the storage of the table; None: a new dictionary.
+        enabled: whether brokers are isolated at all.
     """
 
     def __init__(
-        self, profile: FaultProfile = PROFILES["5.x"], store: FaultStore | None = None
+        self,
+        profile: FaultProfile = PROFILES["5.x"],
+        store: FaultStore | None = None,
+        *,
+        enabled: bool = True,
     ) -> None:
         self.profile = profile
         self.store: FaultStore = dict[str, FaultItem]() if store is None else store
+        self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
+        self.stale_s = float("-inf")
+        self.enabled = enabled
 
     def update(
         self,
@@ -202,6 +217,8 @@ class LatencyFaultTolerance:
             rank: SLOW for a message that was stored, however quickly; BUSY or FAILING for a
                 failure, which is isolated like an answer of `isolation_latency_ms`.
         """
+        if not self.enabled:
+            return None
         duration_ms = self.profile.duration_ms(latency_ms, isolation=rank != SLOW)
         old = self.store.get(name)
         if old is None:
@@ -218,18 +235,22 @@ class LatencyFaultTolerance:
         item = replace(old, latency_ms=latency_ms, reachable=reachable, check_s=check_s, **ends)
         return self._isolate(old, item, now_s, cause)
 
-    def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
+    def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> None:
         """Isolate one topic on a broker that refuses the topic."""
+        if not self.enabled:
+            return
         name = entry_name(topic, broker_name)
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
         self.store[name] = FaultItem(name, failing_until_s=until_s, announced_s=until_s)
-        return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
+        self._announce(Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic))
 
     def ranks(self, now_s: float) -> dict[str, int]:
         """Return {entry's name (`entry_name`): rank} of the brokers that are isolated or
         unreachable, and of the topics that are isolated on a broker. Remove topics whose isolation
         is over, so that they do not fill a shared store."""
-        ranks = {}
+        ranks: dict[str, int] = {}
+        if not self.enabled:
+            return ranks
         for item in list(self.store.values()):
             rank = item.rank(now_s)
             if rank or not item.reachable:
@@ -281,9 +302,15 @@ class LatencyFaultTolerance:
             self.store[item.broker_name] = item
             return None
         self.store[item.broker_name] = replace(item, announced_s=item.until_s)
-        return Isolation(
-            item.broker_name, cause, item.latency_ms, now_s, item.until_s, item.reachable
+        return self._announce(
+            Isolation(item.broker_name, cause, item.latency_ms, now_s, item.until_s, item.reachable)
         )
+
+    def _announce(self, event: Isolation) -> Isolation:
+        """Keep an event, and make readers of the table read it again at once."""
+        self.events.append(event)
+        self.stale_s = float("-inf")
+        return event
 
 
 def entry_name(topic: str, broker_name: str) -> str:

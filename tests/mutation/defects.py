@@ -191,8 +191,8 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "causes-are-equal",
         "rocket_sink/producer/engine/brokers.py",
-        "rank = max(faults.get(name, 0), faults.get(entry_name(topic, name), 0)) if faults else 0",
-        "rank = SLOW * any(faults.get(n) for n in (name, entry_name(topic, name)))",
+        "rank = max(rank, self.ranks.get(entry_name(topic, name), 0) | rank & (SUSPECT | SILENT))",
+        "rank = SLOW * bool(rank or self.ranks.get(entry_name(topic, name)))",
         ("tests/producer/engine/test_causes.py",),
         "beside a slow broker, a broker that refuses everything gets half of the messages",
     ),
@@ -550,17 +550,17 @@ PRODUCER = (
     ),
     Defect(
         "isolation-seen-late",
-        "rocket_sink/producer/engine/brokers.py",
-        '            self._next_view_s = float("-inf")\n',
-        "",
+        "rocket_sink/routing/fault.py",
+        '        self.stale_s = float("-inf")\n        return event\n',
+        "        return event\n",
         ("tests/producer/engine/test_brokers.py::test_an_isolation_counts_for_the_next_request",),
         "for 20 ms after its isolation a broker gets a window of requests",
     ),
     Defect(
         "suspicion-outside-the-order",
         "rocket_sink/producer/engine/brokers.py",
-        "                self.ranks_version += 1\n                if (suspect,",
-        "                if (suspect,",
+        'broker.suspicion, self.faults.stale_s = suspicion, float("-inf")\n',
+        "broker.suspicion = suspicion\n",
         (
             (
                 "tests/producer/engine/test_brokers.py"
@@ -572,7 +572,7 @@ PRODUCER = (
     Defect(
         "waits-for-old-ranks",
         "rocket_sink/producer/engine/waiting.py",
-        "        if self._ranks_version != brokers.ranks_version:\n",
+        "        if self._ranks is not brokers.ranks:\n",
         "        if False:\n",
         (
             (
@@ -625,8 +625,8 @@ PRODUCER = (
     Defect(
         "silence-moves-nothing",
         "rocket_sink/producer/engine/brokers.py",
-        "                if (suspect, silent) > (broker.suspect, broker.silent):\n",
-        "                if suspect and not broker.suspect:\n",
+        "{name for name, rank in ranks.items() if rank > before.get(name, 0)}",
+        "{name for name in ranks if name not in before}",
         (
             "tests/producer/engine/test_brokers.py::test_who_falls_silent_after_all_were_suspect_is_worse_than_the_others",
         ),

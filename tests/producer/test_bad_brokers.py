@@ -43,7 +43,7 @@ def rank_of(engine: Any, broker: FakeBroker) -> int:
 
 def keep_the_others_well(engine: Any, bad: FakeBroker) -> None:
     """Keep the other brokers from isolation and suspicion, however slow this machine is."""
-    engine.brokers.table.profile = FaultProfile.of("3600000:600000")
+    engine.brokers.faults.profile = FaultProfile.of("3600000:600000")
     connections = engine.heartbeats.connections
     engine.heartbeats.connections = lambda: (
         connection for connection in connections() if connection[0] == bad.name

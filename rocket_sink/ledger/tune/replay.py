@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rocket_sink import errors
 from rocket_sink.ledger.sql import BROKER, GROUP_SHARES, STORED, Scoped
-from rocket_sink.routing.fault import FAILING, SLOW, FaultProfile, LatencyFaultTolerance
+from rocket_sink.routing.fault import FAILING, SLOW, FaultProfile, FaultTable
 
 _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
 _ORDER: Final = ("start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages")
@@ -147,7 +147,7 @@ class _Brokers:
 
     def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
-        self._tables = [LatencyFaultTolerance(profile) for _ in attempts.hosts if profile]
+        self._tables = [FaultTable(profile) for _ in attempts.hosts if profile]
         self._until_s: dict[tuple[int, int], float] = {}
         self._last_good: dict[int, tuple[float, float]] = {}
         self.isolations = 0

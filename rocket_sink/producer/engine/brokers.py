@@ -10,7 +10,6 @@ a retry at every pause of a broker's garbage collector would store messages twic
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -22,15 +21,13 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import (
-    FAILING,
     FAR,
     SILENT,
     SLOW,
     SUSPECT,
     FaultItem,
     FaultProfile,
-    Isolation,
-    LatencyFaultTolerance,
+    FaultTable,
     entry_name,
 )
 from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
@@ -43,7 +40,6 @@ VIEW_S: Final = 0.02
 BATCH_LIMIT_LEAST: Final = 1024
 """Smallest limit of a batch's bytes (that of the option requestMaxBytes)."""
 _DEVIATIONS: Final = 4.0
-_EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
 
 
@@ -82,9 +78,8 @@ class Broker:
     """Bytes of the largest batch that the broker has stored."""
     batch_limit: int | None = None
     """Limit of a batch's bytes, after the broker has refused a larger batch."""
-    suspect: bool = False
-    silent: bool = False
-    """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
+    suspicion: int = 0
+    """SUSPECT, or SUSPECT | SILENT if the broker does not answer heartbeats either."""
     window: AimdWindow | None = None
     """The limit of requests in flight, from the first busy answer until it has grown to the
     engine's limit. A proxy always has a window, which also shrinks when answers are missing."""
@@ -183,10 +178,10 @@ class BrokerHealth:
 
 
 class _TopicRanking(NamedTuple):
-    """The ranking of a route, and the `ranks_version` for which it was computed."""
+    """The ranking of a route by `ranks`."""
 
     info: TopicPublishInfo
-    version: int
+    ranks: dict[str, int]
     ranking: Ranking[SendTarget]
 
 
@@ -196,19 +191,14 @@ class Brokers:
     def __init__(
         self, options: SinkOptions, shared: SharedBrokerState, rng: Random | None = None
     ) -> None:
-        self.enabled = options.fault_table != "off"
-        profile = FaultProfile.of(options.fault_table if self.enabled else "5.x")
-        self.table = LatencyFaultTolerance(profile, shared)
-        self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
-        """Isolations that `SendEngine.isolations` has not returned yet."""
-        self.ranks_version = 0
-        """Grows whenever a broker's rank may have changed."""
+        enabled = options.fault_table != "off"
+        profile = FaultProfile.of(options.fault_table if enabled else "5.x")
+        self.faults = FaultTable(profile, shared, enabled=enabled)
+        self.ranks: dict[str, int] = {}
+        """{name of a broker, or of an entry of `faults`: rank} without FAR. A new dictionary takes
+        its place whenever a rank has changed."""
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
-        self._notable_ms = profile.isolates_from_ms
-        self._fault_ranks: dict[str, int] = {}
-        """`LatencyFaultTolerance.ranks` as of the last `view`."""
-        self._next_view_s = float("-inf") if self.enabled else float("inf")
         self._worsened: set[str] = set()
         self._weights = dict(options.broker_weights)
         self._name_servers = options.name_servers
@@ -238,20 +228,20 @@ class Brokers:
             proxies = (other.proxy for other in self._brokers.values() if other.proxy)
             proxy = next((p for p in proxies if p.address == address), None)
             broker = self._brokers[name] = Broker(name, proxy or Proxy(address))
-            self.ranks_version += 1  # wake requests that wait for room at the former proxy
+            self.ranks = dict(self.ranks)  # wake requests that wait for room at the former proxy
         return broker
 
     # --- the order of brokers ----------------------------------------------------------------
 
     def ranking(self, info: TopicPublishInfo, now_s: float) -> Ranking[SendTarget]:
         """Return the brokers of a route in the order of their ranks now."""
-        if now_s >= self._next_view_s:
+        if now_s >= self.faults.stale_s:
             self.view(now_s)
         topic_ranking = self._rankings.get(info.topic)
         if (
             topic_ranking is None
             or topic_ranking.info is not info
-            or topic_ranking.version != self.ranks_version
+            or topic_ranking.ranks is not self.ranks
         ):
             topic_ranking = self._ranked(info, topic_ranking)
         return topic_ranking.ranking
@@ -267,36 +257,36 @@ class Brokers:
 
     def rank(self, name: str, topic: str) -> int:
         """Return the broker's rank for a topic; 0 is the best."""
-        faults, broker = self._fault_ranks, self._brokers.get(name)
-        rank = max(faults.get(name, 0), faults.get(entry_name(topic, name), 0)) if faults else 0
-        if broker is not None and broker.suspect:
-            rank |= SUSPECT | (SILENT if broker.silent else 0)
-        if not name.startswith(self._near) or self._weights.get(name) == 0:
-            rank |= FAR
-        return rank
+        rank = self.ranks.get(name, 0)
+        rank = max(rank, self.ranks.get(entry_name(topic, name), 0) | rank & (SUSPECT | SILENT))
+        is_far = not name.startswith(self._near) or self._weights.get(name) == 0
+        return rank | FAR if is_far else rank
 
     def view(self, now_s: float) -> None:
-        """Read the fault table again if `VIEW_S` has passed, or an event has changed it."""
-        if now_s < self._next_view_s:
+        """Rank the brokers anew if `VIEW_S` has passed, or something has changed."""
+        if now_s < self.faults.stale_s:
             return
-        self._next_view_s = now_s + VIEW_S
-        before, self._fault_ranks = self._fault_ranks, self.table.ranks(now_s)
-        if self._fault_ranks != before:
-            worse = {n for n, rank in self._fault_ranks.items() if rank > before.get(n, 0)}
+        self.faults.stale_s = now_s + VIEW_S
+        before, ranks = self.ranks, self.faults.ranks(now_s)
+        for name, broker in self._brokers.items():
+            if broker.suspicion:
+                ranks[name] = ranks.get(name, 0) | broker.suspicion
+        if ranks != before:
+            worse = {name for name, rank in ranks.items() if rank > before.get(name, 0)}
             self._worsened |= worse & self._brokers.keys()
-            self.ranks_version += 1
+            self.ranks = ranks
 
     def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew. Each broker keeps its next queue (`turn`)."""
         if old is None and len(self._rankings) >= TOPICS_MAX:
-            self.ranks_version += 1  # wake the requests of the forgotten topic
+            self.ranks = dict(self.ranks)  # wake the requests of the forgotten topic
         ranking = old.ranking if old is not None and old.info is info else None
         if ranking is None:
             turns = {} if old is None else {b.name: b.turn for b in old.ranking.brokers}
             ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
         ranks = {broker.name: self.rank(broker.name, info.topic) for broker in ranking.brokers}
         ranking.order(ranks)
-        ranked = self._rankings[info.topic] = _TopicRanking(info, self.ranks_version, ranking)
+        ranked = self._rankings[info.topic] = _TopicRanking(info, self.ranks, ranking)
         return ranked
 
     def _route_brokers(
@@ -320,29 +310,12 @@ class Brokers:
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
         """Note an answer. A quick answer of a healthy broker leaves the fault table untouched."""
         broker.measure(rtt_s)
-        rtt_ms = rtt_s * 1000
-        if stored:
-            broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
-        if not self.enabled or not stored:
+        if not stored:
             return
-        if rtt_ms >= self._notable_ms or broker.name in self._fault_ranks:
-            self._note(self.table.update(broker.name, rtt_ms, now_s, rank=SLOW))
-
-    def isolate(
-        self,
-        name: str,
-        rtt_ms: float,
-        now_s: float,
-        cause: str,
-        *,
-        rank: int = FAILING,
-        reachable: bool,
-    ) -> None:
-        """Isolate a broker after a failure that is the broker's fault: BUSY or FAILING."""
-        if self.enabled:
-            self._note(
-                self.table.update(name, rtt_ms, now_s, rank=rank, reachable=reachable, cause=cause)
-            )
+        broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
+        rtt_ms, faults = rtt_s * 1000, self.faults
+        if broker.name in self.ranks or faults.profile.duration_ms(rtt_ms, isolation=False):
+            faults.update(broker.name, rtt_ms, now_s, rank=SLOW)
 
     def note_batch_refused(self, name: str, size: int) -> None:
         """Remember that a batch of `size` bytes is too large for the broker."""
@@ -361,23 +334,9 @@ class Brokers:
         limits = [b.batch_limit for b in brokers if b is not None and b.batch_limit]
         return min(limits, default=None)
 
-    def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
-        """Isolate a broker for one topic, because the broker does not take the topic."""
-        if self.enabled:
-            self._note(self.table.isolate_topic(topic, name, now_s, cause))
-
-    def probed(self, name: str, now_s: float, *, alive: bool) -> None:
-        self._note(self.table.probed(name, now_s, alive=alive))
-
-    def _note(self, event: Isolation | None) -> None:
-        """Keep an isolation event; the next use reads the changed table."""
-        if event is not None:
-            self.events.append(event)
-            self._next_view_s = float("-inf")
-
     def health(self, now_s: float) -> list[BrokerHealth]:
         """Return the health of each broker that was used, or is in the fault table, by name."""
-        items = {item.broker_name: item for item in self.table.items()}
+        items = {item.broker_name: item for item in self.faults.items()}
         health = []
         for name in sorted(self._brokers.keys() | items.keys()):
             broker = self._brokers.get(name) or Broker(name)
@@ -389,7 +348,7 @@ class Brokers:
                     available=wait_s == 0,
                     available_in_ms=wait_s * 1000,
                     reachable=item.reachable,
-                    suspect=broker.suspect,
+                    suspect=bool(broker.suspicion),
                     latency_ms=broker.latency_s * 1000,
                     in_flight=broker.in_flight,
                 )
@@ -399,9 +358,9 @@ class Brokers:
     def update_suspicion(
         self, connections: Iterable[tuple[str, float | None, float]], now_s: float
     ) -> None:
-        """Decide anew which brokers are suspect and which are silent. Each item of `connections`
-        has a broker, the time at which its oldest unanswered request was written (None: there is
-        none), and the time at which the last byte came."""
+        """Decide anew which brokers are suspect and which are silent, and rank the brokers. Each
+        item of `connections` has a broker, the time at which its oldest unanswered request was
+        written (None: there is none), and the time at which the last byte came."""
         ages: dict[str, float] = {}
         heard: dict[str, float] = {}
         for name, sent_s, heard_s in connections:
@@ -412,13 +371,14 @@ class Brokers:
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
             # `Heartbeats` asks quiet brokers for an answer, which slow sends do not delay.
-            silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
-            suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
-            if (suspect, silent) != (broker.suspect, broker.silent):
-                self.ranks_version += 1
-                if (suspect, silent) > (broker.suspect, broker.silent):
-                    self._worsened.add(broker.name)
-            broker.suspect, broker.silent = suspect, silent
+            suspicion = 0
+            if age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S:
+                suspicion = SUSPECT | SILENT
+            elif age_s > broker.suspect_after_s(self._floor_s):
+                suspicion = SUSPECT
+            if suspicion != broker.suspicion:
+                broker.suspicion, self.faults.stale_s = suspicion, float("-inf")
+        self.view(now_s)
 
     def take_worsened(self) -> list[str]:
         """Return brokers that became isolated, suspect or silent since the last call. Leave out

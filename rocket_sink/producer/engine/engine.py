@@ -273,8 +273,9 @@ class SendEngine:
 
     def isolations(self) -> list[Isolation]:
         """Return the isolation events since the last call, and forget them."""
-        events = list(self.brokers.events)
-        self.brokers.events.clear()
+        kept = self.brokers.faults.events
+        events = list(kept)
+        kept.clear()
         return events
 
     @property
@@ -326,7 +327,6 @@ class SendEngine:
             self._tick(now_s)
 
     def _tick(self, now_s: float) -> None:
-        self.brokers.view(now_s)
         self.brokers.update_suspicion(self.heartbeats.connections(), now_s)
         for name in self.brokers.take_worsened():
             self._move_unsent(name, now_s)

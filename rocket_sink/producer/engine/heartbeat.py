@@ -82,7 +82,7 @@ class Heartbeats:
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
             self._send_heartbeat(address, now_s)
-        if self._brokers.enabled:
+        if self._brokers.faults.enabled:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
@@ -109,7 +109,7 @@ class Heartbeats:
 
     def _probe_silent(self, now_s: float) -> None:
         """Send a heartbeat on silent connections with an unanswered request. A frozen broker does
-        not answer it; a slow one, which for example waits for its slave, does (`Broker.silent`).
+        not answer it; a slow one, which for example waits for its slave, does (`SILENT`).
         Each connection has one such heartbeat at a time, which expires with the request."""
         for channel in self._client.channels:
             oldest = channel.connection.oldest
@@ -155,7 +155,7 @@ class Heartbeats:
         a broker whose topics are out of use, and it may be gone for good."""
         in_use = self._routes.topics_in_use(now_s)
         topics = {name: topic for name, topic in in_use.items() if name in addresses}
-        for name in self._brokers.table.due_for_probe(now_s, topics):
+        for name in self._brokers.faults.due_for_probe(now_s, topics):
             if name in self._probes:
                 continue
             self._probes[name] = failed_s = self._driven_s + _PROBE_TIMEOUT_S
@@ -177,7 +177,7 @@ class Heartbeats:
         if is_pending:
             del self._probes[name]
         if answer is not None or (is_pending and now_s < deadline_s):
-            self._brokers.probed(name, now_s, alive=answer is not None)
+            self._brokers.faults.probed(name, now_s, alive=answer is not None)
 
     def _expire_probes(self, now_s: float) -> None:
         """Fail probes that have no answer after `_PROBE_TIMEOUT_S`. Time in which no thread drives
@@ -185,7 +185,7 @@ class Heartbeats:
         expired = [name for name, failed_s in self._probes.items() if self._driven_s >= failed_s]
         for name in expired:
             del self._probes[name]
-            self._brokers.probed(name, now_s, alive=False)
+            self._brokers.faults.probed(name, now_s, alive=False)
 
     def unregister(self, timeout_s: float) -> None:
         """Unregister the client at the connected brokers, and wait for their answers."""

@@ -204,7 +204,7 @@ class ResponseHandler:
         history.earlier.append(type(error))
         history.last_error = error
         # A busy broker is isolated already. Avoiding it would rank it even behind a silent one.
-        avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
+        avoids = decision.avoid_broker and not (error.backs_off and self._brokers.faults.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
         if error.outcome is Outcome.UNKNOWN and not verifies and history.unknown is None:
@@ -329,12 +329,12 @@ class ResponseHandler:
         if not self.stopping and decision.isolate is Isolate.BROKER:
             # A broker that has answered other requests in the meantime is slow, not dead.
             heard = channel is not None and channel.heard_s > attempt.handed_s
-            self._brokers.isolate(
-                home, attempt.rtt_s * 1000, now_s, error.code,
-                rank=BUSY if error.backs_off else FAILING, reachable=decision.reachable or heard,
+            self._brokers.faults.update(
+                home, attempt.rtt_s * 1000, now_s, rank=BUSY if error.backs_off else FAILING,
+                reachable=decision.reachable or heard, cause=error.code,
             )  # fmt: skip
         elif not self.stopping and decision.isolate is Isolate.TOPIC:
-            self._brokers.isolate_topic(attempt.request.topic, home, now_s, error.code)
+            self._brokers.faults.isolate_topic(attempt.request.topic, home, now_s, error.code)
         if decision.reconnect and channel is not None and not channel.draining:
             self._client.drain(channel, now_s)
 

@@ -67,7 +67,8 @@ class WaitingRequests:
         self._throttled: dict[Broker | tuple[str, bool], deque[tuple[float, SendAttempt]]] = {}
         """Attempts that wait for room, each with its deadline. A key is a broker, or a topic with
         False (room at its best brokers) or True (room at any usable broker)."""
-        self._ranks_version = 0
+        self._ranks = brokers.ranks
+        """The ranks by which the attempts in `_throttled` wait."""
         self._awaiting_turn: dict[SendAttempt, None] = {}
         self._next_look_s = 0.0
         self._look_ups = 0
@@ -105,10 +106,10 @@ class WaitingRequests:
             # Retries take the places of the attempts that failed before requests in line do.
             self.size -= len(due)
             return due
-        version = self._brokers.ranks_version
+        ranks = self._brokers.ranks
         for place in list(self._throttled):
             due += self._unthrottled(place, now_s)
-        self._ranks_version = version  # An update in the loop counts for the next call.
+        self._ranks = ranks  # An update in the loop counts for the next call.
         if now_s >= self._next_look_s or self._look_ups != self._routes.look_ups:
             self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
             for topic in list(self._awaiting_route):
@@ -142,7 +143,7 @@ class WaitingRequests:
     def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
         """Remove and return attempts for which a broker has room, or whose wait is over."""
         brokers, line = self._brokers, self._throttled[place]
-        if self._ranks_version != brokers.ranks_version:
+        if self._ranks is not brokers.ranks:
             # Return all attempts, because another broker may be the best now.
             del self._throttled[place]
             return [attempt for _, attempt in line]

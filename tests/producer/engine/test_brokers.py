@@ -14,6 +14,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from tests.routing.fault_views import isolate
 
 NOW_S = 1000.0
 
@@ -45,9 +46,9 @@ def test_c36_the_reachable_one_is_picked_while_none_is_available():
     brokers = make()
     assert homes(brokers, INFO) == set("abc")
     for name in "abc":
-        brokers.isolate(name, 1.0, NOW_S, "X", reachable=name == "b")
+        isolate(brokers, name, NOW_S, reachable=name == "b")
     assert homes(brokers, INFO) == {"b"}
-    brokers.isolate("b", 1.0, NOW_S, "X", reachable=False)
+    isolate(brokers, "b", NOW_S, reachable=False)
     assert homes(brokers, INFO, NOW_S + VIEW_S) == set("abc")
 
 
@@ -57,7 +58,7 @@ def test_an_isolation_counts_for_the_next_request():
     assert homes(brokers, INFO) == set("abc")
     brokers.answered(brokers.of("b"), 0.6, NOW_S, stored=True)
     assert homes(brokers, INFO) == set("ac")
-    brokers.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
+    brokers.faults.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
     assert homes(brokers, INFO) == {"c"}
     assert homes(brokers, info_of({"a": 4, "b": 4, "c": 4}, "other")) == set("ac")
     assert homes(brokers, INFO, NOW_S + 2.1) == set("bc"), "it ends by itself"
@@ -67,7 +68,7 @@ def test_an_isolation_by_another_worker_counts_the_same():
     shared = SharedBrokerState.in_process()
     brokers, other = make(shared), make(shared)
     assert homes(brokers, INFO) == set("abc")
-    other.isolate("b", 1.0, NOW_S, "X", reachable=True)
+    isolate(other, "b", NOW_S, reachable=True)
     assert homes(brokers, INFO, NOW_S + VIEW_S) == set("ac")
     assert brokers.rank("b", "orders") == FAILING
 
@@ -86,9 +87,9 @@ def test_ranks():
         ],
         later_s,
     )
-    brokers.isolate("r@dead", 1.0, NOW_S, "X", reachable=False)
-    brokers.isolate("r@silent", 1.0, NOW_S, "X", reachable=True)
-    brokers.isolate_topic("orders", "r@well", NOW_S, "NO_PERMISSION")
+    isolate(brokers, "r@dead", NOW_S, reachable=False)
+    isolate(brokers, "r@silent", NOW_S, reachable=True)
+    brokers.faults.isolate_topic("orders", "r@well", NOW_S, "NO_PERMISSION")
     brokers.view(later_s)
 
     def ranks(topic):
@@ -104,8 +105,8 @@ def test_ranks():
 
 def test_without_fault_tolerance_only_suspicion_counts():
     brokers = make(faultTable="off")
-    brokers.isolate("a", 1.0, NOW_S, "X", reachable=False)
-    brokers.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
+    isolate(brokers, "a", NOW_S, reachable=False)
+    brokers.faults.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
     brokers.answered(brokers.of("a"), 60.0, NOW_S, stored=True)
     assert homes(brokers, INFO) == set("abc")
     brokers.update_suspicion([("a", NOW_S - 1.0, NOW_S)], NOW_S)
@@ -118,7 +119,7 @@ def test_who_is_worse_than_another_is_told_once():
     """Requests of which no byte was written leave such a broker."""
     brokers = make()
     for name in "ab":
-        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+        isolate(brokers, name, NOW_S, reachable=True)
     brokers.of("a"), brokers.of("b")
     brokers.view(NOW_S)
     assert brokers.take_worsened() == [], "no other one is better"
@@ -149,7 +150,7 @@ def test_brokers_of_other_topics_change_nothing():
     brokers.of("full").in_flight = 5000
     for name in "ab":
         brokers.of(name).in_flight = 400
-    brokers.isolate("idle", 1.0, NOW_S, "X", reachable=True)
+    isolate(brokers, "idle", NOW_S, reachable=True)
     ranking = brokers.ranking(info, NOW_S)
     assert Counter(ranking.take(1).home for _ in range(80)) == {"a": 40, "b": 40}
 
@@ -171,7 +172,7 @@ def test_static_topics_use_the_broker_that_hosts_the_queue():
     hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
     info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
     brokers = make()
-    brokers.isolate("b2", 1.0, NOW_S, "X", reachable=True)
+    isolate(brokers, "b2", NOW_S, reachable=True)
     ranking = brokers.ranking(info, NOW_S)
     chosen = [ranking.take(1) for _ in range(8)]
     assert {target.queue.queue_id for target in chosen} == {0, 3}
@@ -196,7 +197,7 @@ def test_nothing_is_ranked_anew_for_a_message():
     for number in range(1000):
         brokers.ranking(INFO, NOW_S + number * VIEW_S / 50).take(1)
     assert sorted(ranked) == ["a", "b", "c"]
-    brokers.isolate("a", 1.0, NOW_S, "X", reachable=True)
+    isolate(brokers, "a", NOW_S, reachable=True)
     for _ in range(1000):
         brokers.ranking(INFO, NOW_S + 1.0).take(1, last="b")
     assert sorted(ranked) == ["a", "a", "b", "b", "c", "c"]
@@ -209,7 +210,7 @@ def test_machine_room(room):
     near = {name for name in info.masters if name.startswith(f"{room}@")}
     assert homes(brokers, info) == near
     for name in near:
-        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+        isolate(brokers, name, NOW_S, reachable=True)
     assert homes(brokers, info) == info.masters.keys() - near
 
 
@@ -218,7 +219,7 @@ def test_weights_of_zero():
     chosen = Counter(brokers.ranking(INFO, NOW_S).take(1).home for _ in range(4000))
     assert 2800 < chosen["a"] < 3200 and chosen["c"] == 0
     for name in "ab":
-        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+        isolate(brokers, name, NOW_S, reachable=True)
     assert homes(brokers, INFO) == {"c"}
 
 

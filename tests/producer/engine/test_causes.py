@@ -74,7 +74,7 @@ def test_the_broker_with_the_lesser_cause_gets_all_requests(of_several, better, 
     cluster, engine = of_several
     good, *others = cluster.brokers
     until_s = engine.clock() + 3600
-    table = engine.brokers.table
+    table = engine.brokers.faults
     for broker, cause in zip((good, *others), (better, *[worse] * 4), strict=False):
         table.store[broker.name] = entry(broker.name, cause, until_s)
     table.isolate_topic("another", good.name, engine.clock(), "NO_PERMISSION")

@@ -68,7 +68,7 @@ def engine_with(dispatcher: Dispatcher) -> Any:
     engine._handler = SimpleNamespace(stopping=False)
     engine.window = SimpleNamespace(give_back=lambda *_: None)
     routes: Any = SimpleNamespace(look_ups=0, get=lambda *_: None)
-    brokers: Any = SimpleNamespace(ranks_version=0, open_to=lambda *_: [dispatcher.broker])
+    brokers: Any = SimpleNamespace(ranks={}, open_to=lambda *_: [dispatcher.broker])
     engine.waiting, engine.brokers = WaitingRequests(routes, brokers), brokers
     return engine
 
@@ -102,6 +102,6 @@ def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room() -> Non
         engine._send(attempt, 0.0)
     while engine.waiting.size:
         dispatcher.broker.in_flight -= ROOM
-        engine.brokers.ranks_version += 1
+        engine.brokers.ranks = dict(engine.brokers.ranks)
         engine._settle(1.0)
     assert sorted(size for _, size in dispatcher.sent) == [4, 4, 4, 8, 8, 8, 8, 8, 8]

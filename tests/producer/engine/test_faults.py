@@ -50,7 +50,7 @@ def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
     cluster.brokers[0].freeze()
     _stream(engine, 0.5, 0)
     frozen = engine.brokers.of(cluster.brokers[0].name)
-    assert not frozen.suspect
+    assert not frozen.suspicion
     assert 50 < frozen.in_flight <= 130
     cluster.brokers[0].thaw()
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
@@ -142,7 +142,7 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
     engine.poll(0.0)
     time.sleep(0.02)
     engine.poll(0.0)
-    assert not engine.brokers.of(name).suspect
+    assert not engine.brokers.of(name).suspicion
 
 
 def test_a_killed_broker_fails_nothing(cluster, make_engine):

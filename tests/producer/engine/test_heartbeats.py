@@ -73,14 +73,14 @@ def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     broker.kill()
     for number in range(8):
         assert send(engine, number).outcome.delivered
-    assert not is_reachable(engine.brokers.table, broker.name)
+    assert not is_reachable(engine.brokers.faults, broker.name)
     broker.requests.clear()
     broker.restart()
     clock.ahead_s += 5
 
     def found():
         engine.drive(0.01)
-        return is_reachable(engine.brokers.table, broker.name)
+        return is_reachable(engine.brokers.faults, broker.name)
 
     until(found, 20.0)
     codes = {request.code for request in broker.requests}
@@ -109,7 +109,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
     broker = cluster.brokers[0]
     if dead:
         broker.freeze()
-    table = engine.brokers.table
+    table = engine.brokers.faults
     table.update(broker.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
     engine.isolations()
     clock.now_s += 3.0
@@ -134,10 +134,12 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used,
         clock.now_s += 0.01
     bad = cluster.brokers[0]
     bad.kill()
-    table = engine.brokers.table
+    table = engine.brokers.faults
     table.update(bad.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
     probed_s = []
-    monkeypatch.setattr(engine.brokers, "probed", lambda *args, **more: probed_s.append(clock()))
+    monkeypatch.setattr(
+        engine.brokers.faults, "probed", lambda *args, **more: probed_s.append(clock())
+    )
     began_s = clock()
     while clock() < began_s + 10 * IN_USE_S:
         if is_used:
@@ -155,7 +157,7 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
     options = {"heartbeatBrokerInterval": "1h", "faultTable": "50:10m"}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         broker = cluster.brokers[0]
-        table = producer._session.engine.brokers.table
+        table = producer._session.engine.brokers.faults
         producer.send(Message("orders", b"first"))
         broker.kill()
         until(

@@ -14,9 +14,9 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
-from rocket_sink.routing.fault import FAILING, UNREACHABLE, FaultItem, LatencyFaultTolerance
+from rocket_sink.routing.fault import FAILING, UNREACHABLE, FaultItem, FaultTable
 from tests.producer.conftest import is_well, send
-from tests.routing.fault_views import is_available, is_reachable
+from tests.routing.fault_views import is_available, is_reachable, isolate
 
 OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
 FORK = multiprocessing.get_context("fork")
@@ -121,12 +121,12 @@ def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
 def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
     brokers, now_s = Brokers(OPTIONS, open_in(tmp_path)), 1000.0
     for number in range(600):
-        brokers.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
+        brokers.faults.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
         brokers.view(now_s)
         now_s += 1.0
     assert not brokers.rank("broker-a", "topic-0")
     assert brokers.rank("broker-a", "topic-599") == FAILING
-    brokers.isolate("broker-b", 10.0, now_s, "CONNECT", reachable=False)
+    isolate(brokers, "broker-b", now_s, reachable=False)
     brokers.view(now_s)
     assert brokers.rank("broker-b", "topic-0") == UNREACHABLE
 
@@ -134,22 +134,22 @@ def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
 def test_a_full_table_goes_on_isolating(tmp_path):
     """The broker that is usable soonest makes room first, and topics go before a dead broker."""
     brokers, now_s = Brokers(OPTIONS, open_in(tmp_path)), 1000.0
-    brokers.isolate("dead", 10.0, now_s, "CONNECT", reachable=False)
+    isolate(brokers, "dead", now_s, reachable=False)
     for number in range(600):
-        brokers.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
+        brokers.faults.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
         now_s += 0.01
-    brokers.isolate("slow", 10.0, now_s, "TIMEOUT", reachable=True)
+    isolate(brokers, "slow", now_s, reachable=True)
     brokers.view(now_s)
     assert brokers.rank("dead", "topic-0") == UNREACHABLE
     assert brokers.rank("slow", "topic-0") == FAILING
     assert brokers.rank("broker-a", "topic-599") == FAILING
     assert not brokers.rank("broker-a", "topic-0")
-    assert elsewhere(tmp_path).get("slow") == brokers.table.store.get("slow")
+    assert elsewhere(tmp_path).get("slow") == brokers.faults.store.get("slow")
 
 
 def test_the_longest_names_have_a_place(tmp_path):
     brokers, topic, name = Brokers(OPTIONS, open_in(tmp_path)), "t" * 127, "b" * 127
-    brokers.isolate_topic(topic, name, 1000.0, "NO_PERMISSION")
+    brokers.faults.isolate_topic(topic, name, 1000.0, "NO_PERMISSION")
     brokers.view(1001.0)
     assert brokers.rank(name, topic) == FAILING
 
@@ -312,10 +312,10 @@ def test_a_new_worker_starts_with_the_route(tmp_path, cluster, make_engine):
 
 
 def test_the_fault_table_works_on_it(tmp_path):
-    table = LatencyFaultTolerance(store=open_in(tmp_path))
+    table = FaultTable(store=open_in(tmp_path))
     event = table.update("broker-a", 0.0, 100.0, rank=FAILING, reachable=False, cause="CONNECT")
     assert event is not None
-    other = LatencyFaultTolerance(store=open_in(tmp_path))
+    other = FaultTable(store=open_in(tmp_path))
     assert not is_available(other, "broker-a", 105.0) and is_available(other, "broker-a", 111.0)
     assert not is_reachable(other, "broker-a")
 

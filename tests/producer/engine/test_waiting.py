@@ -14,6 +14,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
+from tests.routing.fault_views import isolate
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -90,7 +91,7 @@ def test_a_busy_brokers_places_are_given_out_in_order() -> None:
     assert waiting.pop_due(2.0) == attempts[:2]
     broker.in_flight += 2
     assert waiting.pop_due(9.0) == [attempts[3]], "its share of the time is over"
-    brokers.ranks_version += 1
+    brokers.ranks = dict(brokers.ranks)
     assert waiting.pop_due(9.0) == [attempts[2], attempts[4]], (
         "another broker may be the best one now"
     )
@@ -133,7 +134,7 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     """An attempt that may go to any of the equal brokers waits for all of them."""
     brokers = brokers_of_one_engine()
     info = route_of_three()
-    brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=True)
+    isolate(brokers, "c", 0.0, reachable=True)
     for name in "ab":
         broker = brokers.of(name)
         broker.in_flight = 4
@@ -150,8 +151,8 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     assert waiting.pop_due(1.0) == attempts[:2], "as many as its window has places for"
     target = brokers.ranking(info, 1.0).take(1)
     assert target is not None and target.home == "b"
-    brokers.isolate("a", 1.0, 1.0, "CODE_1", reachable=True)
-    brokers.isolate("b", 1.0, 1.0, "CODE_1", reachable=True)
+    isolate(brokers, "a", 1.0, reachable=True)
+    isolate(brokers, "b", 1.0, reachable=True)
     brokers.view(1.0)
     assert waiting.pop_due(1.0) == attempts[2:], "c is as good now"
     assert waiting.size == 0
@@ -161,8 +162,8 @@ def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_ove
     """The attempts would go to any broker but an unreachable one."""
     brokers = brokers_of_one_engine()
     info = route_of_three()
-    brokers.isolate("b", 1.0, 0.0, "CODE_1", reachable=True)
-    brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=False)
+    isolate(brokers, "b", 0.0, reachable=True)
+    isolate(brokers, "c", 0.0, reachable=False)
     for name in "ab":
         broker = brokers.of(name)
         broker.in_flight = 4
@@ -197,7 +198,7 @@ def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next() -> None:
     at_a.target = SendTarget(QUEUE, "a", "a:1", brokers.of("a"))
     for attempt in (at_a, anywhere):
         waiting.add(attempt, Wait.BROKER, 99.0)
-    brokers.isolate("a", 1.0, 1.0, "CODE_1", reachable=True)
+    isolate(brokers, "a", 1.0, reachable=True)
     assert waiting.pop_due(1.0) == []
     assert waiting.pop_due(1.0) == [at_a, anywhere], "another broker may be the best one now"
 
