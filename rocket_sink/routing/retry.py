@@ -1,15 +1,15 @@
 """The error of a response, and the decision after a failed attempt, for all send modes.
 
-A response code has an error class, whose attributes say how such a failure is retried. `decide`
-combines them with the deadline, the number of attempts and the ordering. tenacity gives the longest
-backoff, and `rng` draws a time: tenacity's own jitter would use the global random generator."""
+A response code has an error class, whose attributes say how such a failure is retried.
+`retry_after` combines them with the deadline, the number of attempts and the ordering. tenacity
+gives the longest backoff, and `rng` draws a time: tenacity's own jitter would use the global random
+generator."""
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from rocket_sink.errors import (
     BrokerError,
     BrokerTooOldError,
     ConnectError,
-    ConnectionLostError,
     GoAwayError,
     InvalidQueueError,
     Isolate,
@@ -32,13 +31,13 @@ from rocket_sink.errors import (
     NotStoredError,
     Outcome,
     PermissionDeniedError,
+    QueueMovedError,
     ReplyNotTakenError,
     RequesterGoneError,
     RequestTimeoutError,
     SendError,
     ServiceNotAvailableError,
     TopicNotFoundError,
-    UnwrittenError,
 )
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.selectors import Rng
@@ -50,60 +49,34 @@ ATTEMPT_FLOOR_S: Final = 0.5
 a failure, and the retry may store the message twice."""
 
 _SLAVE_NOT_AVAILABLE: Final = 11
-_SILENT: Final = (
-    ConnectError,
-    UnwrittenError,
-    RequestTimeoutError,
-    ConnectionLostError,
-)
-"""Errors after which the broker's address is probed, because nothing has answered there."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
 """Errors that are retried only once: with a fresh route, or at another broker."""
-_NO_CHOICE: Final = (
-    NameServerUnavailableError,
-    NoRouteError,
-    LocalResourcesError,
-)
+_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
 """Errors after which the retry has to wait, because there is no broker to choose."""
-
-
-class Action(enum.Enum):
-    """The next step of a request."""
-
-    RETRY_NOW = "retry_now"
-    """Choose a queue again and send."""
-    RETRY_AFTER = "retry_after"
-    """Wait `delay_s`, then choose a queue again and send."""
-    RETRY_SAME_QUEUE = "retry_same_queue"
-    """Wait `delay_s` (may be 0), then send to the same queue."""
-    GIVE_UP = "give_up"
-    """End with the last error, or with the degraded result."""
-    FATAL = "fatal"
-    """End: every other message would fail, too."""
+_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNotFoundError)
+"""Errors that say that the route lacks the queue or its broker's master, or is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """The next step of a request, and what its failure says about the broker."""
+class Retry:
+    """The next attempt of a request.
 
-    action: Action
+    Attributes:
+        delay_s: the wait before the attempt.
+        same_queue: the attempt has to use the queue of the failed one.
+        avoids_broker: the attempt should go to another broker if there is one.
+        awaits_route: the attempt waits for a look-up that is under way or planned, because the
+            known route leads to a broker that does not take the message.
+        counts: the failed attempt counts for `retryTimesWhenSendFailed`.
+        isolates: what the failure says about the broker.
+    """
+
     delay_s: float = 0.0
-    avoid_broker: bool = False
-    """Whether the next attempt should go to another broker if there is one."""
-    refresh_route: bool = False
-    isolate: Isolate = Isolate.NOTHING
-    """The caller isolates the broker (`update`), or the topic on the broker (`isolate_topic`)."""
-    reachable: bool = True
-    """Whether anything has answered at the broker's address."""
-    reconnect: bool = False
-    """Whether the next attempt needs a new connection."""
+    same_queue: bool = False
+    avoids_broker: bool = False
+    awaits_route: bool = False
     counts: bool = True
-    """Whether the attempt counts for `retryTimesWhenSendFailed`."""
-
-    @property
-    def retries(self) -> bool:
-        """Whether another attempt follows."""
-        return self.action not in (Action.GIVE_UP, Action.FATAL)
+    isolates: Isolate = Isolate.NOTHING
 
 
 def attempt_deadline(
@@ -134,7 +107,7 @@ def backoff_s(options: SinkOptions, attempt: int, rng: Rng) -> float:
     return window(state) * (0.5 + 0.5 * rng.random())
 
 
-def decide(
+def retry_after(
     error: SendError,
     *,
     attempt: int,
@@ -147,8 +120,8 @@ def decide(
     earlier: Collection[type[Exception]] = (),
     options: SinkOptions,
     rng: Rng,
-) -> Decision:
-    """Return the decision after a failed attempt.
+) -> Retry | None:
+    """Return the next attempt after a failed one; None: the request ends with its last error.
 
     With `strict` order, a request that timed out on a live connection is never sent again: the
     broker may still store it, then behind later messages. After other retriable errors it is sent
@@ -165,33 +138,49 @@ def decide(
         earlier: classes of the request's earlier errors. Only the first GO_AWAY leads to a new
             connection, and only the first missing topic or queue to a fresh route.
     """
-    facts, attempts_left, waits = _facts(error), max_attempts - attempt, attempt
-    if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
-        facts, attempts_left = replace(facts, counts=False), max(attempts_left, 1)
-        waits += sum(error_class is type(error) for error_class in earlier)
+    code, is_repeated = getattr(error, "response_code", None), type(error) in earlier
+    is_allowed = not code or code in options.retry_response_codes
+    if error.fatal or not error.retriable or not is_allowed or remaining_s <= 0:
+        return None
+    if isinstance(error, GoAwayError) and not is_repeated:
+        return Retry(same_queue=True, counts=False)
     stays = fixed_queue or strict
-    again = _may_retry(error, earlier, strict, stays, options, attempts_left)
-    if error.fatal:
-        return replace(facts, action=Action.FATAL)
-    if not again or remaining_s <= 0:
-        return facts
-    if isinstance(error, GoAwayError) and GoAwayError not in earlier:
-        return replace(
-            facts, action=Action.RETRY_SAME_QUEUE, avoid_broker=False, reconnect=True, counts=False
-        )
-    if isinstance(error, GoAwayError):
-        facts = replace(facts, isolate=Isolate.BROKER, avoid_broker=True, reconnect=True)
+    # An error without a code is not from a broker: the route lacks the queue, perhaps because its
+    # master is down. Such an error may be retried more than once.
+    is_final = code and (
+        (stays and isinstance(error, InvalidQueueError))
+        or (is_repeated and isinstance(error, _ONCE))
+    )
+    if is_final or (stays and isinstance(error, BrokerTooOldError)):
+        return None
+    may_be_stored = error.outcome is Outcome.UNKNOWN
+    if strict and may_be_stored and isinstance(error, RequestTimeoutError):
+        return None
+    waits, counts = attempt, True
+    if retry_while_busy and max_attempts > 1:
+        costs_only_time = error.backs_off or isinstance(error, (ConnectError, *_NO_CHOICE))
+        counts = not costs_only_time
+        waits += 0 if counts else sum(error_class is type(error) for error_class in earlier)
+    is_never_last = not counts or (strict and not may_be_stored)
+    if attempt >= max_attempts and not is_never_last:
+        return None
     delay_s = 0.0
     if stays or not alternatives or error.backs_off or isinstance(error, _NO_CHOICE):
         # Leave half of the remaining time for the attempt itself.
         delay_s = min(backoff_s(options, waits, rng), remaining_s / 2)
-    if stays:
-        return replace(facts, action=Action.RETRY_SAME_QUEUE, delay_s=delay_s, avoid_broker=False)
-    action = Action.RETRY_AFTER if delay_s else Action.RETRY_NOW
-    return replace(facts, action=action, delay_s=delay_s)
+    isolates = Isolate.BROKER if isinstance(error, GoAwayError) else error.isolates
+    return Retry(
+        delay_s,
+        same_queue=stays,
+        avoids_broker=not stays and (isolates is not Isolate.NOTHING or error.avoids_broker),
+        awaits_route=isinstance(error, _STALE_ROUTE)
+        or (delay_s > 0 and isinstance(error, ConnectError)),
+        counts=counts,
+        isolates=isolates,
+    )
 
 
-def decide_degraded(
+def retry_degraded(
     response_code: int,
     *,
     attempt: int,
@@ -199,62 +188,15 @@ def decide_degraded(
     remaining_s: float,
     stays: bool = False,
     options: SinkOptions,
-) -> Decision:
-    """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
-    FLUSH_SLAVE_TIMEOUT (12). GIVE_UP accepts the result. A retry stores the message twice, so it
+) -> Retry | None:
+    """Return the next attempt after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
+    FLUSH_SLAVE_TIMEOUT (12); None accepts the result. A retry stores the message twice, so it
     happens only with `onDegraded=retry`. `stays` keeps the retry on the same queue."""
     # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
     wanted = options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     if not wanted or attempt >= max_attempts or remaining_s <= 0:
-        return Decision(Action.GIVE_UP)
-    if stays:
-        return Decision(Action.RETRY_SAME_QUEUE)
-    return Decision(Action.RETRY_NOW, avoid_broker=True)
-
-
-def _costs_only_time(error: SendError) -> bool:
-    return isinstance(error, (ConnectError, *_NO_CHOICE)) or error.backs_off
-
-
-def _facts(error: SendError) -> Decision:
-    """Return the decision to give up, with what the error says about the broker."""
-    isolate = error.isolates
-    return Decision(
-        Action.GIVE_UP,
-        avoid_broker=isolate is not Isolate.NOTHING or error.avoids_broker,
-        refresh_route=error.refreshes_route,
-        isolate=isolate,
-        reachable=not isinstance(error, _SILENT),
-        reconnect=isinstance(error, (ConnectionLostError, UnwrittenError)),
-    )
-
-
-def _may_retry(
-    error: SendError,
-    earlier: Collection[type[Exception]],
-    strict: bool,
-    stays: bool,
-    options: SinkOptions,
-    attempts_left: int,
-) -> bool:
-    code = getattr(error, "response_code", None)
-    if not error.retriable or (code and code not in options.retry_response_codes):
-        return False
-    if isinstance(error, GoAwayError) and GoAwayError not in earlier:
-        return True
-    if isinstance(error, BrokerTooOldError) and stays:
-        return False
-    # An error without a code is not from a broker: the route lacks the queue, perhaps because its
-    # master is down. Such an error may be retried more than once.
-    if isinstance(error, _ONCE) and code and type(error) in earlier:
-        return False
-    if isinstance(error, InvalidQueueError) and code and stays:
-        return False
-    if strict and error.outcome is not Outcome.UNKNOWN:
-        return True
-    if strict and isinstance(error, RequestTimeoutError):
-        return False
-    return attempts_left > 0
+        return None
+    return Retry(same_queue=stays, avoids_broker=not stays)
 
 
 REMARK_MAX_CHARACTERS: Final = 1024

@@ -199,9 +199,8 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "strict-order-sends-again",
         "rocket_sink/routing/retry.py",
-        "    if strict and isinstance(error, RequestTimeoutError):\n        return False\n",
-        "    if strict and isinstance(error, RequestTimeoutError):\n"
-        "        return attempts_left > 0\n",
+        "    if strict and may_be_stored and isinstance(error, RequestTimeoutError):\n",
+        "    if strict and may_be_stored and attempt >= max_attempts:\n",
         ("tests/routing/test_retry.py::test_strict_order_never_sends_again_what_may_still_arrive",),
         "a request that is still on its way is stored behind its own repetition",
     ),
@@ -535,8 +534,8 @@ PRODUCER = (
     Defect(
         "unknown-outcome-forgotten",
         "rocket_sink/producer/engine/response_handler.py",
-        "            history.unknown = error\n        if decision.refresh_route",
-        "            history.unknown = None\n        if decision.refresh_route",
+        "            history.unknown = error\n        if error.refreshes_route",
+        "            history.unknown = None\n        if error.refreshes_route",
         ("tests/producer/engine/test_outcomes.py::test_unknown_wins_over_what_follows",),
         "a message that may be stored is reported as not sent",
     ),

@@ -12,17 +12,17 @@ from rocket_sink.errors import (
     AuthenticationError,
     BatchTooLargeError,
     ConnectError,
+    ConnectionLostError,
     DegradedError,
+    GoAwayError,
     InvalidAnswerError,
-    InvalidQueueError,
     Isolate,
     NoRouteError,
     NotSentError,
     Outcome,
-    QueueMovedError,
     RequestTimeoutError,
     SendError,
-    TopicNotFoundError,
+    UnwrittenError,
 )
 from rocket_sink.message import MessageQueue, SendResult
 from rocket_sink.net.channel import Result
@@ -42,13 +42,7 @@ from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.fault import BUSY, FAILING
-from rocket_sink.routing.retry import (
-    Action,
-    Decision,
-    decide,
-    decide_degraded,
-    error_for_answer,
-)
+from rocket_sink.routing.retry import Retry, error_for_answer, retry_after, retry_degraded
 from rocket_sink.wire.answers import PlainAnswers, SendAnswers
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import Frame
@@ -60,12 +54,10 @@ from rocket_sink.wire.responses import (
     decode_send_answer,
 )
 
-_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNotFoundError)
-"""Errors after which the next attempt needs a new route: the route lacks the queue or its broker's
-master, or a broker says that the route is wrong."""
-_AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
-"""Errors after which the next attempt waits for a look-up, because the known route leads to a
-broker that does not take the message."""
+_UNREACHED: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
+"""Errors after which the broker's address is probed, because nothing has answered there."""
+_RECONNECT: Final = (ConnectionLostError, UnwrittenError, GoAwayError)
+"""Errors after which requests need a new connection."""
 
 
 class NextStep(NamedTuple):
@@ -200,26 +192,30 @@ class ResponseHandler:
             # The wait for a reliable answer has used up the time, so give the next attempt more.
             # Other errors add no time: attempts that do not count would be repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
-        decision = self._decide(attempt, error)
+        retry = None if self.stopping else self._retry_after(attempt, error)
         history.earlier.append(type(error))
         history.last_error = error
         # A busy broker is isolated already. Avoiding it would rank it even behind a silent one.
-        avoids = decision.avoid_broker and not (error.backs_off and self._brokers.faults.enabled)
-        history.last_broker = attempt.home if avoids else None
+        is_avoided = retry is not None and retry.avoids_broker
+        is_avoided = is_avoided and not (error.backs_off and self._brokers.faults.enabled)
+        history.last_broker = attempt.home if is_avoided else None
         verifies = verifies and in_flight and not self.stopping
         if error.outcome is Outcome.UNKNOWN and not verifies and history.unknown is None:
             history.unknown = error
-        if decision.refresh_route and not self.stopping:
+        if error.refreshes_route and not self.stopping:
             self._routes.refresh(attempt.request.topic, now_s)
         if in_flight:
             if feedback:
-                self._apply_feedback(attempt, decision, error)
+                self._apply_feedback(attempt, retry, error)
             self._recorded(attempt, error.outcome, error=error)
         elif self.records and not attempt.wire_bytes:
             _note_wait(attempt, history, error)
         if verifies:
             return NextStep(attempt, Wait.VERIFY)
-        return self._next_step(attempt, decision, error)
+        if retry is None or now_s >= attempt.deadline_s:
+            self.fatal = self.fatal or error.fatal
+            return self._failed_completion(attempt, error)
+        return self._next_step(attempt, retry)
 
     def verified(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
         """Handle the end of a check whether the broker has stored an unanswered attempt. The
@@ -253,7 +249,7 @@ class ResponseHandler:
 
     def _degraded(self, attempt: SendAttempt, answer: SendAnswer) -> Completion | NextStep:
         """Handle an answer that says that a message is stored, but less durably than asked for."""
-        decision = decide_degraded(
+        retry = retry_degraded(
             answer.code,
             attempt=attempt.counted,
             max_attempts=attempt.request.attempts or self._limits.max_attempts,
@@ -264,47 +260,36 @@ class ResponseHandler:
         history = attempt.known_history()
         records = self._recorded(attempt, Outcome.ACKED_DEGRADED, answer=answer)
         result = _result_of(attempt, answer, attempt.rtt_s)
-        if self.stopping or not decision.retries:
+        if self.stopping or retry is None:
             return self._degraded_completion(attempt, result, records)
         history.degraded = history.degraded or result
-        history.last_broker = attempt.home if decision.avoid_broker else None
-        return NextStep(attempt.next_attempt(attempt.ended_s, counts=True))
+        history.last_broker = attempt.home if retry.avoids_broker else None
+        return self._next_step(attempt, retry)
 
-    def _next_step(
-        self, attempt: SendAttempt, decision: Decision, error: SendError
-    ) -> Completion | NextStep:
+    def _next_step(self, attempt: SendAttempt, retry: Retry) -> NextStep:
         now_s = attempt.ended_s
-        if self.stopping or not decision.retries or now_s >= attempt.deadline_s:
-            self.fatal = self.fatal or decision.action is Action.FATAL
-            return self._failed_completion(attempt, error)
-        again = attempt.next_attempt(now_s, counts=decision.counts)
-        if decision.action is Action.RETRY_SAME_QUEUE and attempt.target is not None:
+        again = attempt.next_attempt(now_s, counts=retry.counts)
+        if retry.same_queue and attempt.target is not None:
             again.pinned = attempt.target.queue
-        topic, delay_s = attempt.request.topic, decision.delay_s
-        stale = isinstance(error, _STALE_ROUTE)
-        if isinstance(error, _AWAITS_ROUTE) and decision.action is not Action.RETRY_NOW:
-            look_up_s = self._routes.next_look_up_s(topic, now_s)
-            # Keep half of the remaining time for the attempt itself.
-            half_s = (attempt.deadline_s - now_s) / 2
-            stale = look_up_s is not None and look_up_s <= half_s
-            delay_s = max(delay_s, min(look_up_s or 0.0, half_s))
-        if stale and self._routes.fetching(topic):
-            return NextStep(again, Wait.ROUTE)
-        return NextStep(again, due_s=now_s + delay_s)
+        if retry.awaits_route and self._routes.fetching(attempt.request.topic):
+            # If the known route may do, keep half of the remaining time for the attempt itself.
+            remaining_s = attempt.deadline_s - now_s
+            wait_s = remaining_s / 2 if retry.delay_s else remaining_s
+            return NextStep(again, Wait.ROUTE, now_s + wait_s)
+        return NextStep(again, due_s=now_s + retry.delay_s)
 
-    def _decide(self, attempt: SendAttempt, error: SendError) -> Decision:
+    def _retry_after(self, attempt: SendAttempt, error: SendError) -> Retry | None:
         request, history, now_s = attempt.request, attempt.known_history(), attempt.ended_s
         if isinstance(error, NoRouteError) and self._routes.is_unresolvable(request.topic):
-            return Decision(Action.GIVE_UP)
+            return None
         if (
             isinstance(error, AuthenticationError)
             and AuthenticationError not in history.earlier
             and self._headers.reread(attempt.handed_s, now_s)
         ):
-            return Decision(Action.RETRY_NOW, counts=False)
-        tried = [type(error), *history.earlier]
-        refused = sum(issubclass(error_class, ConnectError) for error_class in tried)
-        return decide(
+            return Retry(counts=False)
+        refused = sum(issubclass(tried, ConnectError) for tried in (type(error), *history.earlier))
+        return retry_after(
             error,
             attempt=attempt.counted,
             max_attempts=request.attempts or self._limits.max_attempts,
@@ -320,22 +305,26 @@ class ResponseHandler:
             rng=self._rng,
         )
 
-    def _apply_feedback(self, attempt: SendAttempt, decision: Decision, error: SendError) -> None:
-        """Isolate the broker, and replace the connection, as the decision demands. Remember the
-        size of a batch that is too large for the broker."""
+    def _apply_feedback(self, attempt: SendAttempt, retry: Retry | None, error: SendError) -> None:
+        """Isolate the broker, and replace the connection, as the error demands. Remember the size
+        of a batch that is too large for the broker."""
         home, channel, now_s = attempt.home, attempt.channel, attempt.ended_s
         if isinstance(error, BatchTooLargeError):
             self._brokers.note_batch_refused(home, attempt.body_bytes)
-        if not self.stopping and decision.isolate is Isolate.BROKER:
+        if self.stopping:
+            isolates = Isolate.NOTHING
+        else:
+            isolates = error.isolates if retry is None else retry.isolates
+        if isolates is Isolate.BROKER:
             # A broker that has answered other requests in the meantime is slow, not dead.
             heard = channel is not None and channel.heard_s > attempt.handed_s
             self._brokers.faults.update(
                 home, attempt.rtt_s * 1000, now_s, rank=BUSY if error.backs_off else FAILING,
-                reachable=decision.reachable or heard, cause=error.code,
+                reachable=heard or not isinstance(error, _UNREACHED), cause=error.code,
             )  # fmt: skip
-        elif not self.stopping and decision.isolate is Isolate.TOPIC:
+        elif isolates is Isolate.TOPIC:
             self._brokers.faults.isolate_topic(attempt.request.topic, home, now_s, error.code)
-        if decision.reconnect and channel is not None and not channel.draining:
+        if isinstance(error, _RECONNECT) and channel is not None and not channel.draining:
             self._client.drain(channel, now_s)
 
     # --- records and completions -------------------------------------------------------------
