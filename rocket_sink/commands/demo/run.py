@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink import cluster as clusters
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.cluster.node import Broker
 from rocket_sink.commands.common.base import one_line
@@ -18,23 +17,26 @@ from rocket_sink.commands.common.output import (
     Bar,
     Steps,
     note,
-    note_lines,
     print_json,
     program,
     show,
+    step,
     table,
 )
 from rocket_sink.commands.common.spark_input import spark_session
-from rocket_sink.commands.demo.flights import Flights, Verdict, Verifier, write_flights
+from rocket_sink.commands.common.stream_run import Source
+from rocket_sink.commands.demo.flights import BODY, Flights, Verdict, verdict, write_flights
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.report import Report
 from rocket_sink.ledger.report.tables import console_table, tables
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.spark.datasource import register
+from rocket_sink.spark.sink import RocketSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from rich.console import RenderableType
 
@@ -58,41 +60,32 @@ class FaultInjector:
         self, victim: Broker, fault: str, say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._victim = victim
-        self._fault = fault
+        if fault == "freeze":
+            self._break = victim.freeze, f"{victim.name} is frozen for {FAULT_S:g} s (SIGSTOP)"
+            self._mend = victim.thaw, f"{victim.name} goes on (SIGCONT)"
+        else:
+            self._break = victim.kill, f"{victim.name} is killed (SIGKILL), down for {FAULT_S:g} s"
+            self._mend = victim.restart, f"{victim.name} runs again"
         self._clock = clock
-        self._broken_s: float | None = None
-        self._is_over = False
+        self._broken_s = 0.0
         self.say = say
         self.events: list[str] = []
 
     def step(self, *, due: bool) -> None:
         """Break the broker at the first call with `due`; repair it when its time is over."""
-        now_s = self._clock()
-        if self._broken_s is None and due:
-            self._broken_s = now_s
-            if self._fault == "freeze":
-                self._victim.freeze()
-                self._note(f"{self._victim.name} is frozen for {FAULT_S:g} s (SIGSTOP)")
-            else:
-                self._victim.kill()
-                self._note(f"{self._victim.name} is killed (SIGKILL), down for {FAULT_S:g} s")
-        elif self._broken_s is not None and now_s - self._broken_s >= FAULT_S:
+        if due and not self.events:
+            self._broken_s = self._clock()
+            self._act(*self._break)
+        elif self._clock() - self._broken_s >= FAULT_S:
             self.repair()
 
     def repair(self) -> None:
         """End the fault, if there is one."""
-        if self._broken_s is None or self._is_over:
-            return
-        self._is_over = True
-        if self._victim.alive:
-            self._victim.thaw()
-            self._note(f"{self._victim.name} goes on (SIGCONT)")
-        else:
-            self._victim.restart()
-            self._note(f"{self._victim.name} runs again")
+        if len(self.events) == 1:
+            self._act(*self._mend)
 
-    def _note(self, text: str) -> None:
+    def _act(self, action: Callable[[], object], text: str) -> None:
+        action()
         self.events.append(f"{dt.datetime.now(dt.timezone.utc):%H:%M:%S} UTC: {text}")
         self.say(self.events[-1])
 
@@ -106,7 +99,6 @@ class DemoSummary:
     seconds: float
     report: Report
     verdict: Verdict
-    lost: int
     events: list[str]
     """The demo's actions on brokers, with their times."""
 
@@ -126,7 +118,7 @@ class DemoSummary:
                 totals.rows_in != self.flights.rows,
             f"{accounted:,} of {totals.rows_in:,} rows are accounted for":
                 accounted != totals.rows_in,
-            f"{self.lost:,} rows are lost": self.lost,
+            f"{verdict.lost:,} rows are lost": verdict.lost,
             f"{verdict.foreign:,} messages are no rows of the demo, or differ": verdict.foreign,
             f"{verdict.new_ids:,} duplicates have a message id of their own": verdict.new_ids,
             f"{verdict.duplicates:,} duplicates, but only {self.announced:,} were announced":
@@ -137,13 +129,12 @@ class DemoSummary:
         return [text for text, wrong in checks.items() if wrong]
 
     def as_dict(self) -> dict[str, Any]:
-        stored = {**asdict(self.verdict), "missing": len(self.verdict.missing), "lost": self.lost}
         return {
             "passed": not self.failures,
             "failures": self.failures,
             "rows": self.flights.rows,
             "seconds": round(self.seconds, 1),
-            "stored": stored,
+            "stored": asdict(self.verdict),
             "ledger": self.report.as_dict(),
         }
 
@@ -162,7 +153,7 @@ class DemoSummary:
             ("messages stored", verdict.stored, "read back from every queue"),
             ("distinct rows", verdict.distinct, "compared with the input"),
             ("duplicates", verdict.duplicates, f"announced as possible: {self.announced:,}"),
-            ("lost", self.lost, ""),
+            ("lost", verdict.lost, ""),
             ("keys in order", order, f"{verdict.moved_keys:,} moved to another queue"),
         ]
         return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
@@ -190,12 +181,11 @@ class DemoSummary:
         return Text.assemble(ledger, ("FAILED", "bold red"), f":\n{wrong}")
 
 
-def run(folder: Path, rows: int, fault: str, *, keep: bool, as_json: bool) -> bool:
+def run(folder: Path, rows: int, fault: str, *, as_json: bool) -> bool:
     """Run the demo in an empty folder and print the summary; return whether all checks passed.
 
     Args:
         fault: `freeze` or `kill`.
-        keep: keep the brokers running.
     """
     broken = "frozen" if fault == "freeze" else "killed"
     note(
@@ -209,11 +199,9 @@ def run(folder: Path, rows: int, fault: str, *, keep: bool, as_json: bool) -> bo
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
     note("cluster: starting RocketMQ (the first time it is fetched, about 98 MB)")
-    # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
-    home = folder / "cluster" if keep else None
     warehouse = {"spark.sql.warehouse.dir": str(folder / "checkpoint/warehouse")}
     with (
-        LocalCluster(_BROKERS, home, progress=Steps()) as cluster,
+        LocalCluster(_BROKERS, progress=Steps()) as cluster,
         spark_session("demo", spark_conf=warehouse) as spark,
     ):
         cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
@@ -224,48 +212,37 @@ def run(folder: Path, rows: int, fault: str, *, keep: bool, as_json: bool) -> bo
         _stream(spark, cluster, flights, folder, injector)
         streamed_s = time.monotonic() - streamed_s
         injector.repair()
-        verdict = _read_back(cluster, folder)
         ledger = Ledger(str(folder / "ledger"))
         ledger.sync_fully(spark)
         summary = DemoSummary(
-            folder / "ledger", flights, streamed_s, ledger.report(spark), verdict,
-            _count_lost(spark, ledger, verdict), injector.events,
+            folder / "ledger", flights, streamed_s, ledger.report(spark),
+            _read_back(spark, cluster, folder, ledger), injector.events,
         )  # fmt: skip
         if as_json:
             print_json(summary.as_dict())
         else:
             show(*summary.tables())
         note(f"{time.monotonic() - started_s:.0f} s in all")
-    if keep:
-        _leave_running(folder / "cluster")
     return not summary.failures
-
-
-def _count_lost(spark: SparkSession, ledger: Ledger, verdict: Verdict) -> int:
-    """Return the number of rows that neither a broker nor a pending dead letter has."""
-    dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
-    dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
-    return len(verdict.missing.difference(dead_rows))
 
 
 def _stream(
     spark: SparkSession, cluster: LocalCluster, flights: Flights, folder: Path,
     injector: FaultInjector,
 ) -> None:  # fmt: skip
-    from rocket_sink.spark.sink import RocketSink
-
+    columns = (BODY, "carrier AS tags", "concat(carrier, flight) AS keys", "sharding_key")
+    source = Source("parquet", str(folder / "flights"), None, {"maxFilesPerTrigger": "1"}, None,
+                    columns)  # fmt: skip
+    sink = RocketSink(
+        nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder / "ledger"),
+        ordering="strict",
+    )  # fmt: skip
+    # Each file is a micro-batch. A task gets all rows of a key in the order of the file.
+    rows = sink.ordered(source.read(spark, streaming=True), spark.sparkContext.defaultParallelism)
+    writer = sink.stream(rows).option("checkpointLocation", str(folder / "checkpoint"))
     with Bar("stream", flights.rows) as bar:
         injector.say = bar.say
-        sink = RocketSink(
-            nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder / "ledger"),
-            ordering="strict",
-        )  # fmt: skip
-        query = (
-            sink.stream(_message_rows(spark, folder / "flights"))
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = writer.trigger(availableNow=True).start()
         while query.isActive:
             done = _rows_done(query)
             bar.advance_to(done)
@@ -278,48 +255,16 @@ def _stream(
         raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
 
 
-def _message_rows(spark: SparkSession, flights: Path) -> DataFrame:
-    """Return the stream of flights as rows of the contract. Each file is a micro-batch, partitioned
-    by sharding key: one task gets all rows of a key in the order of the file."""
-    schema = spark.read.parquet(str(flights)).schema
-    columns = [f"`{name}`" for name in schema.names if name not in ("sharding_key", "row", "seq")]
-    return (
-        spark.readStream.schema(schema)
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(flights))
-        .repartition(spark.sparkContext.defaultParallelism, "sharding_key")
-        .selectExpr(
-            f"to_json(struct({', '.join(columns)})) AS body",
-            "carrier AS tags",
-            "concat(carrier, flight) AS keys",
-            "sharding_key",
-            "map('row', cast(row AS string), 'seq', cast(seq AS string)) AS properties",
-        )
-    )
-
-
 def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(cluster: LocalCluster, folder: Path) -> Verdict:
-    with Admin(nameServer=cluster.name_server) as admin:
-        admin.await_dispatched(TOPIC)
-        ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        verifier = Verifier(folder / "flights")
-        with Bar("read back", sum(ends.values())) as bar:
-            for queue, end in ends.items():
-                for message in admin.read_queue(queue, end=end):
-                    verifier.feed(queue.broker_name, message)
-                bar.advance_to(verifier.message_count)
-    return verifier.verdict()
-
-
-def _leave_running(home: Path) -> None:
-    note("--keep: starting the brokers again on the same data, to outlive the demo")
-    state = clusters.up(home, _BROKERS)
-    note_lines(
-        f"name server {state.name_server}; look around with\n"
-        f"  {program()} tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
-        f"end it with\n  {program()} cluster down --home {shlex.quote(str(home))}"
-    )
+def _read_back(spark: SparkSession, cluster: LocalCluster, folder: Path, ledger: Ledger) -> Verdict:
+    with step("read back and compare"):
+        with Admin(nameServer=cluster.name_server) as admin:
+            admin.await_dispatched(TOPIC)
+        register(spark)
+        reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
+        messages = reader.option("topic", TOPIC).load()
+        flights = spark.read.parquet(str(folder / "flights"))
+        return verdict(flights, messages, ledger.dead_letters(spark))
