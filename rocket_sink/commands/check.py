@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,11 +23,9 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import NO_TEMPLATE, SinkOptions
+from rocket_sink.producer.admin.admin import Admin, closed_queues, create_command, proxy_error
 from rocket_sink.text import counted
 from rocket_sink.wire.route import BrokerData, TopicRoute, broker_addresses
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.admin.admin import Admin
 
 _RECENT = dt.timedelta(days=1)
 """A missing broker is a fault only if its last send in the ledger is younger than this."""
@@ -97,8 +95,6 @@ def check(as_json: bool) -> int:
 
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
-    from rocket_sink.producer.admin.admin import proxy_error
-
     proxy = _proxy(options)
     if proxy and options.delivery != "at_least_once":
         yield Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
@@ -123,8 +119,6 @@ def look(options: SinkOptions) -> Iterator[Finding]:
 
 
 def _proxy(options: SinkOptions) -> str | None:
-    from rocket_sink.producer.admin.admin import Admin
-
     with contextlib.suppress(RocketSinkError), Admin(options) as admin:
         return admin.proxy()
     return None
@@ -152,8 +146,6 @@ def _tried(what: str, check: Callable[..., str], *arguments: Any) -> Finding:
 
 def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     """Compare the brokers that each name server knows; return whether any name server answers."""
-    from rocket_sink.producer.admin.admin import Admin
-
     brokers_by_server: dict[str, set[tuple[str, str]]] = {}
     errors = {}
     for server in options.name_servers:
@@ -194,8 +186,6 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
 
 def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
     """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
-    from rocket_sink.producer.admin.admin import Admin
-
     topic = options.topic
     try:
         check_topic(with_namespace(options.namespace, topic))
@@ -207,10 +197,10 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
                     raise
                 yield from _missing(admin, options)
                 return
-            yield _routed(topic, route, len(route.brokers if behind_proxy else admin.cluster()))
+            yield _routed(options, route, len(route.brokers if behind_proxy else admin.cluster()))
             if behind_proxy:
                 return
-            yield from _unread_queues(topic, route)
+            yield from _unread_queues(options, route)
             if options.ledger:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
@@ -224,9 +214,11 @@ def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     """Report a topic that does not exist. Ask the brokers that would make it, because they check
     the credentials, which name servers do not."""
     subject = f"topic {options.topic}"
-    template = options.template_topic
+    template, command = options.template_topic, create_command(options, options.topic)
     if not template:
-        yield Finding(subject, "fail", f"does not exist, and {NO_TEMPLATE}")
+        yield Finding(
+            subject, "fail", f"does not exist, and {NO_TEMPLATE}: create it with {command}"
+        )
         return
     try:
         route = admin.topic_route(template)
@@ -234,15 +226,11 @@ def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
         yield Finding(
             subject, "fail",
             f"does not exist, and no broker makes topics by itself ({template} has no route): "
-            "create it with mqadmin updateTopic, or rocket-sink cluster topic",
+            f"create it with {command}",
         )  # fmt: skip
         return
     brokers = " or ".join(sorted(queue.broker_name for queue in route.queues))
-    only = (
-        ", and on no other: create it on all with mqadmin updateTopic, or rocket-sink cluster topic"
-        if " or " in brokers
-        else ""
-    )
+    only = f", and on no other: create it on all with {command}" if " or " in brokers else ""
     text = f"does not exist; the first send makes it on {brokers}{only}"
     yield Finding(subject, "note", text + admin.name_hint(options.topic))
     of_template = options.with_(topic=template, namespace="", allowSystemTopics=True)
@@ -278,30 +266,29 @@ def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Findin
             )  # fmt: skip
 
 
-def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
+def _routed(options: SinkOptions, route: TopicRoute, known: int) -> Finding:
     masters = {broker.name for broker in route.brokers if broker.master is not None}
     writable = [queue for queue in route.queues if queue.writable]
     usable = [queue for queue in writable if queue.broker_name in masters]
-    count = sum(queue.write for queue in usable)
+    count, topic = sum(queue.write for queue in usable), options.topic
     if not count:
         reason = "no broker has a master" if writable else "no broker may be written to"
         return Finding(f"topic {topic}", "fail", f"has no queue to write to: {reason}")
     away = len(route.queues) - len(usable)
     brokers = f"{len(usable)} of {counted(known, 'registered broker')}"
     text = f"{counted(count, 'writable queue')} on {brokers}"
-    return Finding(
-        f"topic {topic}", "note" if away else "ok",
-        text + (f"; {away} without master or write permission" if away else ""),
-    )  # fmt: skip
+    text += f"; {away} without master or write permission" if away else ""
+    if is_single := len(route.queues) == 1 < known:
+        text += f"; put it on all brokers with {create_command(options, topic)}"
+    return Finding(f"topic {topic}", "note" if away or is_single else "ok", text)
 
 
-def _unread_queues(topic: str, route: TopicRoute) -> Iterator[Finding]:
+def _unread_queues(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Report queues that get messages and that no consumer can read."""
-    from rocket_sink.producer.admin.admin import closed_queues
-
     for data in route.queues:
         if data.writable and data.write > data.read:
-            yield Finding(f"topic {topic}", "fail", closed_queues(topic, data))
+            text = closed_queues(options, options.topic, data)
+            yield Finding(f"topic {options.topic}", "fail", text)
 
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
@@ -327,14 +314,15 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
             "dead letters (MESSAGE_ILLEGAL)",
         )  # fmt: skip
     types = {settings[_TYPE] for settings in attributes.values() if settings.get(_TYPE)}
-    sent = _sent_type(options)
+    sent, command = _sent_type(options), create_command(options, options.topic)
     for kind in sorted(types - {"MIXED", sent}):
         if sent or kind in ("FIFO", "DELAY", "TRANSACTION", *_COLUMNS):
             yield Finding(
                 subject, "note",
                 f"message.type is {kind}, which wants {_WANTS.get(kind, 'other messages')}"
                 + (f"; these options send {sent} messages" if sent else "")
-                + ": brokers take any, proxies refuse others",
+                + ": brokers take any, proxies refuse others"
+                + (f"; change it with {command} --type {sent.lower()}" if sent else ""),
             )  # fmt: skip
 
 

@@ -11,9 +11,6 @@ import click
 from rocket_sink import cluster as clusters
 from rocket_sink.commands.common.base import Group, count_option, json_option
 from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
-from rocket_sink.message_rules import check_topic
-from rocket_sink.options import SinkOptions
-from rocket_sink.text import counted
 
 _home = click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path),
@@ -56,26 +53,6 @@ def up(
         progress=Steps(),
     )  # fmt: skip
     _print(state, as_json=as_json)
-
-
-@cluster.command(example="    rocket-sink cluster topic flights --queues 8")
-@click.argument("name")
-@_home
-@count_option("--queues", default=4, help="Queues per broker.")
-def topic(name: str, home: Path, queues: int) -> None:
-    """Create a topic on all brokers of the cluster, or change its number of queues."""
-    check_topic(name)
-    state = clusters.status(home)
-    if state is None or not state.running:
-        raise click.ClickException(
-            f"no whole cluster runs in {home}: start it with rocket-sink cluster up"
-        )
-    from rocket_sink.producer.admin.admin import Admin  # pyarrow takes 0.3 s
-
-    with Admin(SinkOptions.parse(state.client_options())) as admin:
-        admin.create_topic(name, queues=queues)
-    brokers = ", ".join(broker.name for broker in state.brokers)
-    note(f"topic {name}: {counted(queues, 'queue')} on each of {brokers}")
 
 
 @cluster.command(example="    rocket-sink cluster status --json")
@@ -129,5 +106,5 @@ def _print(state: clusters.ClusterState, *, as_json: bool) -> None:
         folder = "" if is_default else f" --home {shlex.quote(str(state.home))}"
         note("let commands find it, create a topic on all its brokers, stop it:")
         note(f"  export NAMESRV_ADDR={state.name_server}")
-        note(f"  rocket-sink cluster topic NAME{folder}")
+        note("  rocket-sink topic create NAME")
         note(f"  rocket-sink cluster down{folder}")

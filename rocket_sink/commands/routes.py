@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,7 +12,11 @@ from rocket_sink.commands.common.sink_input import resolved_options, sink_option
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.route import TopicRoute
 
-_PERMISSIONS = ((PermName.READ, "read"), (PermName.WRITE, "write"))
+PERMISSIONS: Final = {
+    "read and write": PermName.READ | PermName.WRITE,
+    "read": PermName.READ,
+    "write": PermName.WRITE,
+}
 
 
 @click.command(
@@ -49,6 +53,7 @@ def routes(as_json: bool) -> None:
 def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
     """Return a row per broker that has queues of the topic."""
     brokers = {broker.name: broker for broker in route.brokers}
+    words = {perm: text for text, perm in PERMISSIONS.items()}
     rows = []
     for queue in sorted(route.queues, key=lambda queue: queue.broker_name):
         broker = brokers.get(queue.broker_name)
@@ -61,8 +66,7 @@ def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
                 "slaves": [address for number, address in sorted(addresses.items()) if number],
                 "writeQueues": queue.write,
                 "readQueues": queue.read,
-                "permission": " and ".join(word for bit, word in _PERMISSIONS if queue.perm & bit)
-                or "none",
+                "permission": words.get(queue.perm & 6, "none"),
             }
         )
     return rows

@@ -179,10 +179,13 @@ def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMess
     return messages, following
 
 
-def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:
-    """Decode GET_BROKER_CLUSTER_INFO's answer: {broker name: {broker id (0: master): address}}."""
-    brokers = {}
-    for name, broker in _object(_json_body(frame), "brokerAddrTable").items():
+def decode_cluster_info(frame: Frame, cluster: str | None = None) -> dict[str, dict[int, str]]:
+    """Decode GET_BROKER_CLUSTER_INFO's answer: {broker name: {broker id (0: master): address}}, of
+    all brokers or of those of one cluster."""
+    brokers, table = {}, _object(_json_body(frame), "brokerAddrTable")
+    for name, broker in table.items():
+        if cluster is not None and cluster != _object(table, name).get("cluster"):
+            continue
         addresses = _object(broker, "brokerAddrs")
         brokers[checked_name("brokerName", name)] = {
             parse_int64(number, "a broker id"): checked_text(

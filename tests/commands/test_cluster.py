@@ -10,7 +10,6 @@ import pytest
 
 from rocket_sink import cli, cluster
 from rocket_sink.cluster import ClusterState, NodeState
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
 
 
@@ -20,7 +19,7 @@ class Running(ClusterState):
     running = True
 
 
-def test_a_topic_is_made_on_all_brokers(
+def test_status_names_the_next_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FakeCluster(brokers=3) as fake:
@@ -28,15 +27,8 @@ def test_a_topic_is_made_on_all_brokers(
         nodes = [NodeState(name, at, os.getpid(), 0.0, "m") for name, at in addresses.items()]
         state = Running(Path("/home/clusters"), "5.5.0", tuple(nodes))
         monkeypatch.setattr(cluster, "status", lambda home: state)
-        assert cli.main(["cluster", "topic", "flights", "--queues", "3"]) == 0
-        with Admin(nameServer=fake.name_server) as admin:
-            route = admin.topic_route("flights")
         assert cli.main(["cluster", "status"]) == 0
-    assert [(queue.broker_name, queue.write) for queue in route.queues] == [
-        ("broker-a", 3), ("broker-b", 3), ("broker-c", 3)
-    ]  # fmt: skip
     err = capsys.readouterr().err
-    assert "topic flights: 3 queues on each of broker-a, broker-b, broker-c" in err
     assert f"export NAMESRV_ADDR={fake.name_server}\n" in err
     assert "rocket-sink cluster down --home /home/clusters\n" in err
 
@@ -56,10 +48,3 @@ def test_paths_and_commands_are_whole_lines_on_a_narrow_terminal(
     out, err = capsys.readouterr()
     assert f"RocketMQ 5.5.0 in {home}\n" in out
     assert f"  rocket-sink cluster down --home '{home}'\n" in err
-
-
-def test_without_a_cluster_it_says_how_to_get_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["cluster", "topic", "flights", "--home", str(tmp_path)]) == 1
-    assert "rocket-sink cluster up" in capsys.readouterr().err

@@ -4,6 +4,7 @@ changes a broker. Requests that change a broker's configuration are left out (CV
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
 from random import Random
@@ -104,19 +105,20 @@ class Admin:
         frame = next(iter(self._ask(requests.get_route(topic), of_all=False).values()))
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRouteError(
-                f"the name servers do not know topic {topic!r}: {_remedy(topic)}", topic=topic
+                f"the name servers do not know topic {topic!r}: {self._remedy(topic)}", topic=topic
             )
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
 
-    def cluster(self) -> dict[str, dict[int, str]]:
-        """Return the addresses of all brokers, by name and broker id. Raises NoRouteError if two
-        name servers know different clusters (no broker in common)."""
+    def cluster(self, name: str | None = None) -> dict[str, dict[int, str]]:
+        """Return the addresses of all brokers, by name and broker id; with `name`, of that cluster
+        only. Raises NoRouteError if two name servers know different clusters (no broker in common).
+        """
         answers = self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
         merged: dict[str, dict[int, str]] = {}
         merged_addresses: set[tuple[str, str]] = set()
         for server, frame in answers.items():
-            brokers = responses.decode_cluster_info(frame)
+            brokers = responses.decode_cluster_info(frame, name)
             addresses = broker_addresses(brokers)
             if merged_addresses and addresses and not merged_addresses & addresses:
                 raise NoRouteError(
@@ -155,9 +157,10 @@ class Admin:
         ]
         if closed:
             names = ", ".join(data.broker_name for data in closed)
+            permission = "read and write" if closed[0].writable else "read"
             raise PermissionDeniedError(
                 f"topic {topic!r} may not be read on {names}: its messages there would be missing. "
-                f"Open it with mqadmin updateTopicPerm -t '{topic}' -p {closed[0].perm | 4}",
+                "Open it with " + create_command(self.options, topic, "--permission", permission),
                 topic=topic, broker_name=closed[0].broker_name,
             )  # fmt: skip
         settings = [data for data in route.queues if data.broker_name in masters]
@@ -174,7 +177,8 @@ class Admin:
         for queue_id in range(data.read, data.write):
             queue = MessageQueue(topic, data.broker_name, queue_id)
             if self.max_offset(queue) > self.min_offset(queue):
-                text = f"queue {queue_id} has messages: {closed_queues(topic, data)}"
+                closed = closed_queues(self.options, topic, data)
+                text = f"queue {queue_id} has messages: {closed}"
                 raise PermissionDeniedError(text, topic=topic, broker_name=data.broker_name)
 
     # --- offsets and messages ----------------------------------------------------------------
@@ -342,6 +346,11 @@ class Admin:
     def _route(self, topic: str) -> TopicRoute:
         return self._routes.get(topic) or self.topic_route(topic)
 
+    def _remedy(self, topic: str) -> str:
+        if DLQ_PREFIX in topic:
+            return "check the group's name; brokers create this topic with its first dead letter"
+        return f"check its name, or create it with {create_command(self.options, topic)}"
+
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Collection[int] = ()) -> Frame:
         """Send a request to the queue's master. After a failure retry once, with a fresh route."""
         for fresh in (False, True):
@@ -377,12 +386,21 @@ class Admin:
         return answers
 
 
-def closed_queues(topic: str, data: QueueData) -> str:
+def create_command(options: SinkOptions, topic: str, *more: str) -> str:
+    """Return the command line that creates the topic on all brokers, or changes it there."""
+    servers = ("-n", options.name_server) if options.name_server else ()
+    space = ("-O", f"namespace={options.namespace}") if options.namespace else ()
+    name = without_namespace(options.namespace, topic)
+    return shlex.join(("rocket-sink", "topic", "create", name, *more, *servers, *space))
+
+
+def closed_queues(options: SinkOptions, topic: str, data: QueueData) -> str:
     """Return the text about a broker on which a topic has more write queues than read queues."""
+    command = create_command(options, topic, "--queues", str(max(data.write, data.read)))
     return (
         f"{data.broker_name} has {data.write} write queues and {data.read} read queues of the "
         f"topic, and lets nobody read the queues from {data.read} on, consumers neither. Open them "
-        f"with mqadmin updateTopic -t '{topic}' -r {data.write} -w {data.write}"
+        f"with {command}"
     )
 
 
@@ -398,15 +416,6 @@ def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
         f"delivery={delivery} does not work behind the RocketMQ proxy {proxy}, which "
         f"{_LACKING[delivery]}: use delivery=at_least_once, or give nameServer the name servers "
         "behind the proxy (docs/deploy/proxy.md)"
-    )
-
-
-def _remedy(topic: str) -> str:
-    if DLQ_PREFIX in topic:
-        return "check the name of the group; brokers create this topic with its first dead letter"
-    return (
-        "check its name, or create it with mqadmin updateTopic (on a local cluster: rocket-sink "
-        "cluster topic NAME)"
     )
 
 

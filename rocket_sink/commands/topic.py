@@ -1,0 +1,163 @@
+"""`rocket-sink topic`: create topics on all brokers of a cluster, show and list them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any, Final
+
+import click
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from rocket_sink.commands.common.base import Group, count_option, json_option
+from rocket_sink.commands.common.output import print_json, show, table
+from rocket_sink.commands.common.sink_input import resolved_options, sink_options
+from rocket_sink.commands.routes import PERMISSIONS, route_rows
+from rocket_sink.errors import ConfigurationError, NoRouteError
+from rocket_sink.message_rules import check_topic, is_system_topic, with_namespace
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.text import counted
+from rocket_sink.wire.route import QueueData
+
+_TYPE: Final = "message.type"
+_TYPES: Final = ("normal", "fifo", "delay", "transaction", "lite", "priority")
+_QUEUES: Final = 4
+_ROUTE_S: Final = 30.0
+"""Longest wait until name servers know of the topic; brokers register it at once."""
+_COLUMNS: Final = {
+    "topic": "topic", "broker": "broker", "master": "master", "writeQueues": "write queues",
+    "readQueues": "read queues", "permission": "permission", "type": "type",
+}  # fmt: skip
+
+
+@click.group(cls=Group)
+def topic() -> None:
+    """Create topics on all brokers of a cluster, show and list them."""
+
+
+@topic.command(
+    example="""
+    rocket-sink topic create flights -n 127.0.0.1:9876
+    rocket-sink topic create orders --queues 16 --type fifo --conf rocket-sink.conf"""
+)
+@click.argument("name")
+@sink_options("nameServer")
+@count_option("--queues", help="Queues per broker. Default: as many as the topic has, else 4.")
+@click.option("--type", "kind", type=click.Choice(_TYPES, case_sensitive=False),
+              help="Type of its messages (brokers from 5.0 on). Default: as it is.")  # fmt: skip
+@click.option("--permission", type=click.Choice(PERMISSIONS),
+              help="Default: as it is, else read and write.")  # fmt: skip
+@click.option("--broker", "brokers", multiple=True, metavar="NAME",
+              help="Only on this broker; repeatable. Default: on all.")  # fmt: skip
+@click.option("--cluster", metavar="NAME", help="Only on the brokers of this cluster.")
+@click.option("--force", is_flag=True, help="Also take queues away, with their messages.")
+@json_option
+def create(
+    name: str, queues: int | None, kind: str | None, permission: str | None,
+    brokers: tuple[str, ...], cluster: str | None, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Create a topic on all brokers, or change it, so that all have the same settings.
+
+    May be repeated: a topic that has these settings stays as it is. Brokers that lack the topic get
+    it with the settings of the others.
+    """
+    options = resolved_options()
+    check_topic(with_namespace(options.namespace, name))
+    with Admin(options) as admin:
+        chosen = _chosen(admin, brokers, cluster)
+        present: tuple[QueueData, ...] = ()
+        with contextlib.suppress(NoRouteError):
+            present = admin.topic_route(name).queues
+        count = queues or max((max(data.read, data.write) for data in present), default=_QUEUES)
+        larger = [d for d in present if d.broker_name in chosen and max(d.read, d.write) > count]
+        if larger and not force:
+            data = larger[0]
+            raise ConfigurationError(
+                f"topic {name} has {data.write} write and {data.read} read queues on "
+                f"{data.broker_name}: with {count}, nobody can read the messages of the others. "
+                "--force takes these queues away"
+            )
+        perm = PERMISSIONS[permission] if permission else max((d.perm for d in present), default=6)
+        attributes = {_TYPE: kind.upper()} if kind else {}
+        admin.create_topic(name, queues=count, perm=perm, attributes=attributes, brokers=chosen)
+        _await_route(admin, name, {QueueData(broker, count, count, perm) for broker in chosen})
+        rows = _rows(admin, name)
+    _print(f"topic {name}", rows, as_json=as_json)
+    old = [row["broker"] for row in rows if row["broker"] in chosen and row["type"] is None]
+    if kind and old:
+        raise ConfigurationError(f"{', '.join(old)} keeps no type: types need a broker from 5.0 on")
+
+
+@topic.command("show", example="    rocket-sink topic show flights -n 127.0.0.1:9876")
+@click.argument("name")
+@sink_options("nameServer")
+@json_option
+def show_topic(name: str, as_json: bool) -> None:
+    """Show a topic's queues, permission and type on each broker."""
+    with Admin(resolved_options()) as admin:
+        _print(f"topic {name}", _rows(admin, name), as_json=as_json)
+
+
+@topic.command("list", example="    rocket-sink topic list -n 127.0.0.1:9876 --json")
+@sink_options("nameServer")
+@click.option("--all", "with_system", is_flag=True, help="Also RocketMQ's own topics.")
+@json_option
+def list_topics(with_system: bool, as_json: bool) -> None:
+    """List the topics that the name servers know, with their queues on each broker."""
+    rows: list[dict[str, Any]] = []
+    with Admin(resolved_options()) as admin:
+        for name in admin.topics():
+            with contextlib.suppress(NoRouteError):  # It was deleted meanwhile.
+                of_topic = route_rows(admin.topic_route(name))
+                if with_system or not _is_brokers_own(name, of_topic):
+                    rows += ({"topic": name, **row} for row in of_topic)
+    _print(counted(len({row["topic"] for row in rows}), "topic"), rows, as_json=as_json)
+
+
+def _chosen(admin: Admin, names: Collection[str], cluster: str | None) -> list[str]:
+    """Return the brokers to create a topic on. Raise ConfigurationError if one is unknown or has no
+    master, because the topic would be missing there."""
+    known = admin.cluster(cluster)
+    chosen = sorted(names or known)
+    absent = [name for name in chosen if 0 not in known.get(name, {})]
+    if absent or not chosen:
+        where = f" in the cluster {cluster}" if cluster else ""
+        raise ConfigurationError(
+            f"the name servers know no master of {', '.join(absent) or 'any broker'}{where}: start "
+            f"it, or name others by --broker (known: {', '.join(sorted(known)) or 'none'})"
+        )
+    return chosen
+
+
+@retry(
+    stop=stop_after_delay(_ROUTE_S), wait=wait_fixed(0.1), reraise=True,
+    retry=retry_if_exception_type(NoRouteError),
+)  # fmt: skip
+def _await_route(admin: Admin, name: str, wanted: set[QueueData]) -> None:
+    if missing := wanted.difference(admin.topic_route(name).queues):
+        brokers = ", ".join(sorted(data.broker_name for data in missing))
+        raise NoRouteError(
+            f"{brokers} took the topic {name}, but the name servers do not know its settings yet: "
+            "look whether the broker registers with them (its option namesrvAddr)"
+        )
+
+
+def _is_brokers_own(name: str, rows: list[dict[str, Any]]) -> bool:
+    """Return whether brokers make the topic themselves: it is a system topic, or has the name of a
+    broker or a cluster (TopicConfigManager.init)."""
+    named_after = {row[part] for row in rows for part in ("broker", "cluster")}
+    return is_system_topic(name) or name.removesuffix("_REPLY_TOPIC") in named_after
+
+
+def _rows(admin: Admin, name: str) -> list[dict[str, Any]]:
+    rows, attributes = route_rows(admin.topic_route(name)), admin.topic_attributes(name)
+    return [{**row, "type": attributes.get(row["broker"], {}).get(_TYPE)} for row in rows]
+
+
+def _print(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    columns = [name for name in _COLUMNS if not rows or name in rows[0]]
+    cells = ([row[name] for name in columns] for row in rows)
+    show(table(title, [_COLUMNS[name] for name in columns], cells))

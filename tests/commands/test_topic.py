@@ -1,0 +1,145 @@
+"""`rocket-sink topic`, and the commands that `check` names for a topic."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocket_sink import cli
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.route import QueueData, decode_route
+from tests.run_command import run_command
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        yield fake
+
+
+def settings(cluster: FakeCluster, topic: str) -> dict[str, tuple[int, int, int]]:
+    """Return {broker: (write queues, read queues, permission)}."""
+    return {
+        queue.broker_name: (queue.write, queue.read, queue.perm)
+        for queue in cluster.route(topic).queues
+    }
+
+
+BOTH = {"broker-a", "broker-b"}
+CREATIONS: list[tuple[dict[str, Any] | None, str, set[str], tuple[int, int, int]]] = [
+    # (the topic before, arguments, its brokers then, their settings)
+    (None, "", BOTH, (4, 4, 6)),
+    (None, "--queues 8 --permission write", BOTH, (8, 8, 2)),
+    (None, "--broker broker-b", {"broker-b"}, (4, 4, 6)),
+    (None, "--cluster FakeCluster", BOTH, (4, 4, 6)),
+    ({"queues": 8, "perm": 2}, "", BOTH, (8, 8, 2)),
+    ({"queues": 8, "brokers": ["broker-a"]}, "", BOTH, (8, 8, 6)),
+    ({"queues": 8, "read_queues": 2}, "", BOTH, (8, 8, 6)),
+    ({"queues": 8}, "--queues 2 --force", BOTH, (2, 2, 6)),
+]
+
+
+@pytest.mark.parametrize(("before", "arguments", "brokers", "wanted"), CREATIONS)
+def test_all_brokers_get_the_same_settings_however_often(
+    before: dict[str, Any] | None, arguments: str, brokers: set[str],
+    wanted: tuple[int, int, int], cluster: FakeCluster,
+) -> None:  # fmt: skip
+    if before:
+        cluster.create_topic("t", **before)
+    for _ in range(2):
+        done = run_command(
+            "topic", "create", "t", "-n", cluster.name_server, *arguments.split(), "--json"
+        )
+        assert done.code == 0, done.err
+        assert settings(cluster, "t") == dict.fromkeys(brokers, wanted)
+        assert {row["broker"]: row["writeQueues"] for row in done.json()} == dict.fromkeys(
+            brokers, wanted[0]
+        )
+
+
+REFUSALS = [
+    ("--queues 2", "topic t has 4 write and 4 read queues on broker-a"),
+    ("--broker broker-c", "no master of broker-c"),
+    ("--cluster Other", "no master of any broker in the cluster Other"),
+    ("--permission execute", "one of"),
+    ("--type odd", "one of"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSALS)
+def test_a_refused_change_reaches_no_broker(
+    arguments: str, text: str, cluster: FakeCluster
+) -> None:
+    cluster.create_topic("t")
+    done = run_command("topic", "create", "t", "-n", cluster.name_server, *arguments.split())
+    assert done.code != 0 and text in done.err
+    codes = {frame.code for broker in cluster.brokers for frame in broker.requests}
+    assert RequestCode.UPDATE_AND_CREATE_TOPIC not in codes
+
+
+def test_show_and_list(cluster: FakeCluster) -> None:
+    cluster.create_topic("t", attributes={"message.type": "FIFO"})
+    cluster.create_topic("u", brokers=["broker-b"])
+    for name in ("rmq_sys_x", "broker-a", "FakeCluster_REPLY_TOPIC"):
+        cluster.create_topic(name)
+    shown = run_command("topic", "show", "t", "-n", cluster.name_server)
+    assert "FIFO" in shown.out and "read and write" in shown.out
+    listed = run_command("topic", "list", "-n", cluster.name_server, "--json").json()
+    assert [(row["topic"], row["broker"]) for row in listed if row["topic"] != "TBW102"] == [
+        ("t", "broker-a"), ("t", "broker-b"), ("u", "broker-b"),
+    ]  # fmt: skip
+    assert "rmq_sys_x" in run_command("topic", "list", "--all", "-n", cluster.name_server).out
+
+
+def test_a_broker_that_keeps_no_types_is_named(cluster: FakeCluster) -> None:
+    cluster.create_topic("t")
+    for broker in cluster.brokers:
+        broker.on(RequestCode.GET_TOPIC_CONFIG, Answer(3, "not supported"), times=None)
+    done = run_command("topic", "create", "t", "--type", "fifo", "-n", cluster.name_server)
+    assert done.code == 1 and "broker-a, broker-b keeps no type" in done.err
+
+
+FAULTS: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
+    # (the topic, options of `check`, a text of the finding)
+    (None, (), "on no other"),
+    (None, ("-O", "ordering=strict"), "createTopicKey is empty"),
+    ({"brokers": ["broker-a"]}, (), "put it on all brokers"),
+    ({"queues": 8, "read_queues": 2}, (), "lets nobody read the queues"),
+    ({"attributes": {"message.type": "FIFO"}}, ("-O", "columns=delay_ms=wait"), "change it with"),
+]
+
+
+@pytest.mark.parametrize(("topic", "options", "text"), FAULTS)
+def test_the_command_that_check_names_mends_the_topic(
+    topic: dict[str, Any] | None, options: tuple[str, ...], text: str, cluster: FakeCluster
+) -> None:
+    if topic:
+        cluster.create_topic("t", **topic)
+
+    def commands() -> list[str]:
+        done = run_command("check", "-n", cluster.name_server, "-t", "t", *options, "--json")
+        texts = [each["text"] for each in done.json()["findings"]]
+        return [each for each in texts if "rocket-sink topic create" in each]
+
+    finding, *_ = commands()
+    assert text in finding
+    words = shlex.split(finding.partition("rocket-sink topic create")[2].partition(";")[0])
+    assert cli.main(["topic", "create", *words]) == 0
+    assert commands() == [] and settings(cluster, "t").keys() == BOTH
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["normal", "fifo", "delay", "transaction", "lite"])
+def test_mqadmin_sees_what_was_created(kind: str, local_cluster: LocalCluster) -> None:
+    name = f"created-{kind}"
+    arguments = [name, "-n", local_cluster.name_server, "--type", kind, "--queues", "3"]
+    assert cli.main(["topic", "create", *arguments]) == 0
+    route = decode_route(local_cluster.admin("topicRoute", "-t", name).encode())
+    brokers = {broker.name for broker in local_cluster.brokers}
+    assert set(route.queues) == {QueueData(broker, 3, 3, 6) for broker in brokers}
+    assert name in local_cluster.admin("topicList").split()
