@@ -17,6 +17,7 @@ from rocket_sink.errors import ConfigurationError, NoRouteError
 from rocket_sink.message_rules import check_topic, is_system_topic, with_namespace
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import counted
+from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.route import QueueData
 
 _TYPE: Final = "message.type"
@@ -65,20 +66,21 @@ def create(
     check_topic(with_namespace(options.namespace, name))
     with Admin(options) as admin:
         chosen = _chosen(admin, brokers, cluster)
-        present: tuple[QueueData, ...] = ()
+        present: list[dict[str, Any]] = []
         with contextlib.suppress(NoRouteError):
-            present = admin.topic_route(name).queues
-        count = queues or max((max(data.read, data.write) for data in present), default=_QUEUES)
-        larger = [d for d in present if d.broker_name in chosen and max(d.read, d.write) > count]
-        if larger and not force:
-            data = larger[0]
-            raise ConfigurationError(
-                f"topic {name} has {data.write} write and {data.read} read queues on "
-                f"{data.broker_name}: with {count}, nobody can read the messages of the others. "
-                "--force takes these queues away"
-            )
-        perm = PERMISSIONS[permission] if permission else max((d.perm for d in present), default=6)
-        attributes = {_TYPE: kind.upper()} if kind else {}
+            present = _rows(admin, name)
+        sizes = {row["broker"]: max(row["readQueues"], row["writeQueues"]) for row in present}
+        count = queues or max(sizes.values(), default=_QUEUES)
+        for broker in chosen:
+            if sizes.get(broker, 0) > count and not force:
+                raise ConfigurationError(
+                    f"topic {name} has {sizes[broker]} queues on {broker}: with {count}, nobody "
+                    "can read the messages of the others. --force takes these queues away"
+                )
+        perm = max((PERMISSIONS.get(row["permission"], 0) for row in present), default=0)
+        perm = PERMISSIONS[permission] if permission else perm or PermName.READ | PermName.WRITE
+        types = [kind.upper()] if kind else [row["type"] for row in present if row["type"]]
+        attributes = {_TYPE: types[0]} if types else {}
         admin.create_topic(name, queues=count, perm=perm, attributes=attributes, brokers=chosen)
         _await_route(admin, name, {QueueData(broker, count, count, perm) for broker in chosen})
         rows = _rows(admin, name)

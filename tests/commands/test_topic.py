@@ -63,7 +63,7 @@ def test_all_brokers_get_the_same_settings_however_often(
 
 
 REFUSALS = [
-    ("--queues 2", "topic t has 4 write and 4 read queues on broker-a"),
+    ("--queues 2", "topic t has 4 queues on broker-a"),
     ("--broker broker-c", "no master of broker-c"),
     ("--cluster Other", "no master of any broker in the cluster Other"),
     ("--permission execute", "one of"),
@@ -94,6 +94,12 @@ def test_show_and_list(cluster: FakeCluster) -> None:
         ("t", "broker-a"), ("t", "broker-b"), ("u", "broker-b"),
     ]  # fmt: skip
     assert "rmq_sys_x" in run_command("topic", "list", "--all", "-n", cluster.name_server).out
+
+
+def test_a_broker_that_lacks_the_topic_gets_its_type(cluster: FakeCluster) -> None:
+    cluster.create_topic("t", brokers=["broker-a"], attributes={"message.type": "FIFO"})
+    done = run_command("topic", "create", "t", "-n", cluster.name_server, "--json")
+    assert [row["type"] for row in done.json()] == ["FIFO", "FIFO"]
 
 
 def test_a_broker_that_keeps_no_types_is_named(cluster: FakeCluster) -> None:
