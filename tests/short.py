@@ -76,7 +76,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
         "test_another_schema_version_is_refused",
     ),
     "ledger/test_making.py": ("test_delta_rs_makes_the_table_that_sparks_delta_would_make",),
-    "ledger/test_pending_keys.py": ("test_keys_are_held_until_their_last_letter_is_resolved",),
     "ledger/test_schema.py": ("test_ddl_and_arrow_schema_are_the_same_columns",),
     "ledger/test_table_order.py": ("test_two_runs_in_one_fold",),
     "rows/test_contract.py": ("test_spark_packs_the_columns_as_json",),

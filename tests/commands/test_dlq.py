@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.stream import read_batches
+from rocket_sink.producer.admin.dlq import RESENDS
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
@@ -122,6 +124,24 @@ def test_resend(run: Cli, cluster: FakeCluster) -> None:
     assert (done["resent"], done["already"]) == (1, 2)
     assert sorted(m.body for m in cluster.messages("orders")) == [b"body 0", b"body 1", b"body 2"]
     assert "3 sent by an earlier resend" in run("resend", "-g", GROUP)[1]
+
+
+def test_what_a_resend_advises_works(run: Cli, cluster: FakeCluster) -> None:
+    """Paste the option of each line that has one: all letters are sent."""
+    give_up(cluster, 3, RETRY_TOPIC="")
+    give_up(cluster, 4, **{RESENDS: "3"})
+    _, err = run("resend", "-g", GROUP, code=1)
+    assert "3 dead letters sent again" in err
+    assert err.count("(--") == 2, err
+    (to_topic,) = re.findall(r"\((--\S+) gives one\)", err)
+    (again,) = re.findall(r"\((--\S+) sends them\)", err)
+    done = run("resend", "-g", GROUP, "--message-id", "ID3", to_topic, "orders", "--json")
+    assert json.loads(done[0])["resent"] == 1
+    done = run("resend", "-g", GROUP, "--message-id", "ID4", again, "--json")
+    assert json.loads(done[0])["resent"] == 1
+    assert sorted(m.body for m in cluster.messages("orders")) == [
+        f"body {number}".encode() for number in range(5)
+    ]
 
 
 def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -18,7 +19,9 @@ import pytest
 
 from rocket_sink.commands.common import spark_input
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.ledger import Ledger
 from tests.ledger.night import QUERY, night
+from tests.ledger.values import session
 from tests.run_command import Done, run_command
 
 
@@ -68,6 +71,8 @@ def test_the_short_id_and_the_times_of_sending(ledger: str) -> None:
     assert [cause["name"] for cause in document["verdict"]] == ["all_is_well"]
     assert document["totals"]["epochs"] == 90
     assert {epoch["epoch"] for epoch in document["epochs"]} <= set(range(90, 180))
+    naive = {"since": dt.datetime(2026, 3, 1, 14), "until": dt.datetime(2026, 3, 1, 14, 15)}
+    assert Ledger(ledger).report(session(), query=QUERY, **naive).totals.epochs == 90
     done = report("--ledger", ledger, "--query", "feedbeef", code=1)
     assert "has no rows of a query 'feedbeef'" in done.err
 

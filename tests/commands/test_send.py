@@ -25,6 +25,25 @@ def test_one_refused_message_among_others_exits_1(capsys: pytest.CaptureFixture[
         assert len(cluster.messages("orders")) == 5
 
 
+@pytest.mark.parametrize(
+    ("arguments", "properties"),
+    [
+        (["--property", "a=b=c", "--property", "d= e"], {"a": "b=c", "d": " e"}),
+        (["--keys", "k1 k2", "--tags", "x=y"], {"KEYS": "k1 k2", "TAGS": "x=y"}),
+        (["--sharding-key", "s=1", "--delay-level", "3"], {"__SHARDINGKEY": "s=1", "DELAY": "3"}),
+        (["--delay-ms", "5000"], {"TIMER_DELAY_MS": "5000"}),
+    ],
+)
+def test_options_are_fields_of_each_message(
+    arguments: list[str], properties: dict[str, str]
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", queues=1)
+        assert main(["send", "-n", cluster.name_server, "-t", "orders", *arguments, "a", "b"]) == 0
+        for message in cluster.messages("orders"):
+            assert {name: message.properties.get(name) for name in properties} == properties
+
+
 def test_a_topic_is_asked_for_before_any_body(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["send", "-n", "127.0.0.1:1", "a"]) == 2
     assert "name a topic: -t TOPIC" in capsys.readouterr().err

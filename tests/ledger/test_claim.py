@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck
 from rocket_sink.ledger.transport.files import sealed_files
@@ -50,6 +51,19 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Ledger
         check_of_holder()
     assert sealed_files(place, place.filesystem()) == []
     claim.release()
+
+
+def test_a_claim_whose_token_cannot_be_written_is_free_again(
+    place: LedgerPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: NoteStore, *of: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NoteStore, "write", write)
+        with pytest.raises(LedgerError, match=r"cannot write .*no space left"):
+            BackfillClaim(place).acquire(0.0)
+    BackfillClaim(place).acquire(0.0)
 
 
 def test_the_look_is_not_repeated_within_a_second(place: LedgerPath) -> None:

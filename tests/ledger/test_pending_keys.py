@@ -11,6 +11,7 @@ import pytest
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query import duckdb_reader
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.query.pending_keys import PendingKeys, _known, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
@@ -18,9 +19,9 @@ from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import reader
 
-from .values import accounts, confirmed, context, letter
+from .values import accounts, confirmed, context, letter, session
 
-pytestmark = pytest.mark.spark
+JAVALESS = session()
 
 
 def readers(spark: Any, ledger: Ledger) -> list[Query]:
@@ -30,37 +31,37 @@ def readers(spark: Any, ledger: Ledger) -> list[Query]:
     return [by_duckdb, reader(ledger.rows(spark))]
 
 
-def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path: Path) -> None:
+def test_keys_are_held_until_their_last_letter_is_resolved(tmp_path: Path) -> None:
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, later = PendingKeys(place), context(epoch=9)
-    ledger.create(spark)
-    assert release(spark, place) == 0
+    ledger.create(JAVALESS)
+    assert release(JAVALESS, place) == 0
 
     ctx = context(epoch=2)
     keys.note(ctx, {"t": {"a", "b"}})
-    assert release(spark, place) == 0, "its letters are still on their way"
+    assert release(JAVALESS, place) == 0, "its letters are still on their way"
 
     letters = [letter(ctx, sharding_key=key) for key in "ab"]
-    ledger.append(spark, *letters, accounts(ctx, dead=2))
-    assert release(spark, place) == 0
+    ledger.append(JAVALESS, *letters, accounts(ctx, dead=2))
+    assert release(JAVALESS, place) == 0
     ids = [row["letter_id"][0].as_py() for row in letters]
-    ledger.append(spark, resolution_rows({"letter_id": ids[:1], "resolution": "resent"}, ctx))
-    assert release(spark, place) == 1, "b is pending, a is not"
+    ledger.append(JAVALESS, resolution_rows({"letter_id": ids[:1], "resolution": "resent"}, ctx))
+    assert release(JAVALESS, place) == 1, "b is pending, a is not"
     assert keys.held_for(later) == {"t": {"b"}}
 
     superseded = context(epoch=2, partition=1, task_attempt_id=11)
     keys.note(superseded, {"t": {"c"}})
-    ledger.append(spark, resolution_rows({"letter_id": ids[1:], "resolution": "parked"}, ctx))
-    assert release(spark, place) == 1
+    ledger.append(JAVALESS, resolution_rows({"letter_id": ids[1:], "resolution": "parked"}, ctx))
+    assert release(JAVALESS, place) == 1
     assert keys.held_for(later) == {"t": {"c"}}, "its attempt is not known yet"
 
-    ledger.append(spark, accounts(context(epoch=3), acked=1))
-    assert release(spark, place) == 1, "a later epoch: the attempt never counted"
+    ledger.append(JAVALESS, accounts(context(epoch=3), acked=1))
+    assert release(JAVALESS, place) == 1, "a later epoch: the attempt never counted"
     assert keys.held_for(later) == {}
 
 
 def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(
-    spark: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Otherwise its next row would be held back, and would hold the key from then on."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
@@ -70,13 +71,14 @@ def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(
         letter(ctx, sharding_key=key, topic=topic)
         for topic, key in (("t", "a"), ("t", "b"), ("u", "c"))
     ]
-    ledger.append(spark, *letters, accounts(ctx, dead=3))
+    ledger.append(JAVALESS, *letters, accounts(ctx, dead=3))
     ids = [letters[0]["letter_id"][0].as_py(), letters[2]["letter_id"][0].as_py()]
-    ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "dropped"}, ctx))
-    assert release(spark, place) == 2
+    ledger.append(JAVALESS, resolution_rows({"letter_id": ids, "resolution": "dropped"}, ctx))
+    assert release(JAVALESS, place) == 2
     assert keys.held_for(context(epoch=3)) == {"t": {"b"}}
 
 
+@pytest.mark.spark
 def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -103,80 +105,97 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
         assert _pending(query) == {"t": {"refused"}}
 
 
-def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path: Path) -> None:
+def test_keys_of_an_attempt_that_does_not_count_are_let_go(tmp_path: Path) -> None:
     """Release keys whose rows another run sent in other partitions.
 
     Rows that were held back behind those keys hold nothing by themselves.
     """
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys = PendingKeys(place)
-    ledger.create(spark)
+    ledger.create(JAVALESS)
     first = context(epoch=2, partition=3)
     keys.note(first, {"t": {"a"}})
-    ledger.append(spark, letter(first, sharding_key="a"), accounts(first, dead=1))
-    assert release(spark, place) == 0, "it counts as long as no other run is there"
+    ledger.append(JAVALESS, letter(first, sharding_key="a"), accounts(first, dead=1))
+    assert release(JAVALESS, place) == 0, "it counts as long as no other run is there"
 
     replay = context(epoch=2, partition=0, run_id="run-2", task_attempt_id=1)
-    ledger.append(spark, accounts(replay, acked=1), confirmed(replay, 1))
+    ledger.append(JAVALESS, accounts(replay, acked=1), confirmed(replay, 1))
     replay_later = context(epoch=3, run_id="run-2", task_attempt_id=2)
     assert keys.held_for(replay_later) == {"t": {"a"}}
     keys.note(replay_later, {"t": {"a", "b"}})
     back = letter(replay_later, sharding_key="a", reason="held_back")
     other = letter(replay_later, sharding_key="b")
-    ledger.append(spark, back, other, accounts(replay_later, dead=2))
-    assert release(spark, place) == 2, "a twice: it is held back behind nothing that counts"
+    ledger.append(JAVALESS, back, other, accounts(replay_later, dead=2))
+    assert release(JAVALESS, place) == 2, "a twice: it is held back behind nothing that counts"
     assert keys.held_for(context(epoch=9)) == {"t": {"b"}}, "b has a letter of its own"
 
     ids = [row["letter_id"][0].as_py() for row in (other,)]
-    ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, replay_later))
-    assert release(spark, place) == 1
+    ledger.append(
+        JAVALESS, resolution_rows({"letter_id": ids, "resolution": "resent"}, replay_later)
+    )
+    assert release(JAVALESS, place) == 1
     assert keys.held_for(context(epoch=9)) == {}
 
 
 def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
-    spark: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Hold the key for the held-back rows: otherwise later rows would overtake them."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
-    ledger.create(spark)
+    ledger.create(JAVALESS)
     keys, ctx = PendingKeys(place), context(epoch=2)
     keys.note(ctx, {"t": {"a"}})
     cause, behind = letter(ctx, sharding_key="a"), letter(ctx, sharding_key="a", reason="held_back")
-    ledger.append(spark, cause, behind, accounts(ctx, dead=2))
+    ledger.append(JAVALESS, cause, behind, accounts(ctx, dead=2))
     for resent, gone in ((cause, 0), (behind, 1)):
         ids = resent["letter_id"].to_pylist()
-        ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, ctx))
-        assert release(spark, place) == gone
+        ledger.append(JAVALESS, resolution_rows({"letter_id": ids, "resolution": "resent"}, ctx))
+        assert release(JAVALESS, place) == gone
 
 
-def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_path: Path) -> None:
+def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(tmp_path: Path) -> None:
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
-    ledger.create(spark)
-    ledger.append(spark, accounts(context(epoch=2), acked=1))
+    ledger.create(JAVALESS)
+    ledger.append(JAVALESS, accounts(context(epoch=2), acked=1))
     newer = context(epoch=2, run_id="run-2", task_attempt_id=1)
     keys = PendingKeys(place)
     keys.note(newer, {"t": {"a"}})
     # The table lacks the new attempt's dead letters, so the key seems to have none.
-    assert release(spark, place) == 0
+    assert release(JAVALESS, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"a"}}
 
 
-def test_keys_of_a_file_that_is_not_folded_yet_are_held(spark: Any, tmp_path: Path) -> None:
-    """Hold keys of a file that a fold cannot read now, even after files of later epochs."""
+def test_keys_of_a_file_that_is_not_folded_yet_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hold keys of a file that a fold cannot read now, even after files of later epochs, and if
+    another process folds the file as soon as the table is open."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, ctx, later = PendingKeys(place), context(epoch=2), context(epoch=4)
-    ledger.create(spark)
+    ledger.create(JAVALESS)
     keys.note(ctx, {"t": {"a"}})
     writer = SpoolWriter(place, ctx)
     writer.append(letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
     writer.seal()
-    ledger.append(spark, accounts(context(epoch=3), acked=1))
-    assert release(spark, place) == 0
+    ledger.append(JAVALESS, accounts(context(epoch=3), acked=1))
+    assert release(JAVALESS, place) == 0
     assert keys.held_for(later) == {"t": {"a"}}
-    ledger.sync(spark)
+
+    def query_before_a_fold(*of: Any) -> Query | None:
+        monkeypatch.undo()
+        query = reader_of(*of)
+        ledger.sync(JAVALESS)
+        return query
+
+    monkeypatch.setattr(duckdb_reader, "reader_of", query_before_a_fold)
+    assert release(JAVALESS, place) == 0
+    assert keys.held_for(later) == {"t": {"a"}}
+    assert not ledger.unfolded_epochs()
+    assert release(JAVALESS, place) == 0
     assert keys.held_for(later) == {"t": {"a"}}, "its letter is pending"
 
 
+@pytest.mark.spark
 def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path: Path) -> None:
     """Read only attempts that hold keys: others would cost the driver 1.4 KB each per fold."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)

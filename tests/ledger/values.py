@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -68,3 +69,13 @@ def spool_rows(*paths: Path) -> list[dict[str, Any]]:
     files = fs.LocalFileSystem()
     batches = (batch for path in paths for batch in read_batches(str(path), files))
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+def session(*runs: str, is_stopped: bool = False) -> Any:
+    """Return the stand-in of a session with these running queries: delta-rs and DuckDB write and
+    read its ledgers without Java."""
+    queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
+    java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+    context = SimpleNamespace(master="local[2]", applicationId="app", _jsc=java)
+    conf = SimpleNamespace(get=lambda name, default: "")
+    return SimpleNamespace(_jsparkSession=1, streams=queries, sparkContext=context, conf=conf)

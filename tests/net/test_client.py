@@ -55,6 +55,28 @@ def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve
     client.close()
 
 
+def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
+    """A write to it has an unknown outcome. The frame is the end of the first read."""
+    peers = []
+
+    def handle(peer, request):
+        peer.send(encode_frame(response_to(request, 0)))
+        peers.append(peer)
+
+    client = NetworkClient(SinkOptions())
+    address = serve(handle)
+    invoke(client, address, Frame(1), 10)
+    channel = client.peek(address)
+
+    def end():
+        peers[0].send(encode_frame(Frame(999, {}, flag=2)))
+        peers[0].drop()
+
+    peers[0].port.loop.call(end)  # This returns when the connection is closed.
+    assert client.channel(address, client.clock() + 1) is not channel
+    client.close()
+
+
 def test_a_request_of_the_peer_before_garbage_is_not_answered(serve):
     """Sends and the producer's thread raised RemoteProtocolError, and no future was completed."""
     address = serve(lambda peer, request: peer.send(encode_frame(Frame(999, {})) + GARBAGE))

@@ -547,18 +547,23 @@ def test_credentials_are_read_again_once_when_refused(cluster, make_producer, mo
 @pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
 def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
     """The remarks are in the form of 5.5.0 and of 4.9.7."""
-    remark = "User:canary-user is not found, canary-secret, signature of accessKey canary-user"
+    remark = (
+        "User:canary-user is not found, canary-secret, canary-token, signature of accessKey "
+        "canary-user"
+    )
     for broker in cluster.brokers:
         broker.on_send(Answer(16, remark), times=None)
-    keys = {"accessKey": "canary-user", "secretKey": "canary-secret"}
+    names = ("accessKey", "secretKey", "securityToken")
+    values = ("canary-user", "canary-secret", "canary-token")
+    keys = dict(zip(names, values, strict=True))
     if mode == "rotated":
-        keys = {"credentials": lambda: Credentials("canary-user", "canary-secret")}
+        keys = {"credentials": lambda: Credentials(*values)}
     producer = make_producer(**keys)
     with pytest.raises(AuthenticationError) as caught:
         if mode == "async":
             producer.send_async(Message("orders", b"x")).result(20)
         producer.send(Message("orders", b"x"))
-    assert "User:*** is not found, ***, signature of accessKey ***" in str(caught.value)
+    assert "User:*** is not found, ***, ***, signature of accessKey ***" in str(caught.value)
     assert "canary" not in repr(caught.value) + repr(vars(caught.value))
 
 

@@ -234,6 +234,12 @@ def test_the_property_limit_is_the_one_message_encoders(
     assert ([code_of(full, options)] if extra else []) == expected
 
 
+@pytest.mark.parametrize(("count", "codes"), [(8000, []), (9000, ["PROPERTIES_TOO_LARGE"])])
+def test_the_property_limit_counts_the_blanks_between_keys(count: int, codes: list[str]) -> None:
+    table = one_row(body="x", keys=pa.array([["key"] * count]))
+    assert [item.code for item in check(table).refused] == codes
+
+
 @pytest.mark.parametrize(("policy", "codes"), [("error", ["RESERVED_PROPERTY"]), ("drop", [])])
 def test_a_row_with_an_event_time_may_not_bring_its_property_too(
     policy: str, codes: list[str]

@@ -26,17 +26,18 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
-from tests.ledger.values import accounts, context
+from tests.ledger.values import accounts, context, session
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
 CONSOLE = "rocket_sink.spark.console"
 DEADLINE_S = 60.0
 
 
-def done(epoch: int, rows: int, run: str = "run-1") -> Any:
-    """Return Spark's progress report of an epoch."""
+def done(epoch: int, rows: int, run: str = "run-1", *, read: int | None = None) -> Any:
+    """Return Spark's progress report of an epoch that has read and sent so many rows."""
     return SimpleNamespace(
-        id=QUERY, runId=run, batchId=epoch, numInputRows=rows, batchDuration=5,
+        id=QUERY, runId=run, batchId=epoch, numInputRows=rows if read is None else read,
+        batchDuration=5,
         sink=SimpleNamespace(numOutputRows=rows),
     )  # fmt: skip
 
@@ -54,15 +55,6 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < until_s
         time.sleep(0.02)
-
-
-def session(*runs: str, is_stopped: bool = False) -> Any:
-    """Return a session with these running queries."""
-    queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
-    java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
-    context = SimpleNamespace(master="local[2]", applicationId="app", _jsc=java)
-    conf = SimpleNamespace(get=lambda name, default: "")
-    return SimpleNamespace(_jsparkSession=1, streams=queries, sparkContext=context, conf=conf)
 
 
 @pytest.fixture
@@ -90,12 +82,14 @@ def is_confirmed(folder: Path, epochs: int) -> bool:
 
 
 def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: FoldThread) -> None:
-    """No event comes after the burst, but the interval passes."""
+    """No event comes after the burst, but the interval passes. The last epoch has read no rows, and
+    sends those of its state; an epoch without rows is not confirmed."""
     thread.add(resolve_path(tmp_path), interval_s=0.5)
     thread.note_start("run-1", QUERY)
-    for epoch in range(3):
+    thread.note_progress(done(0, 0))
+    for epoch, read in ((1, 5), (2, 9), (3, 0)):
         write(tmp_path, epoch, 5)
-        thread.note_progress(done(epoch, 5))
+        thread.note_progress(done(epoch, 5, read=read))
     wait_for(lambda: is_confirmed(tmp_path, 3))
     assert not Ledger(tmp_path).unfolded_epochs()
 

@@ -241,6 +241,7 @@ def _short(text: str) -> str:
     return clean(" ".join(text.split()), _LONGEST)
 
 
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -267,7 +268,7 @@ def time_value(
 def time_ms(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Parse a time as `time_value` does; return milliseconds since 1970."""
     moment = time_value(context, parameter, value)
-    return None if moment is None else int(moment.timestamp() * 1000)
+    return None if moment is None else (moment - _EPOCH) // dt.timedelta(milliseconds=1)
 
 
 @contextlib.contextmanager
