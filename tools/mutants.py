@@ -1,0 +1,313 @@
+"""Plants small mistakes that nobody chose, one at a time, and shows which of them no test sees.
+
+    python -m tools.mutants --draw 30 --seed 1 --room wire     30 places of a room
+    python -m tools.mutants --draw 30 --seed 1 --change main   only lines that differ from main
+
+`tools.mutant_places` says what is planted. Tests that run the changed line decide, the nearest and
+quickest first, for at most `BUDGET_S`; a mistake is caught when one of them fails or does not end.
+Tests that start Java decide with `--java` only. All runs in a copy of the tree.
+
+A map in ~/.cache/rocket-sink/mutants says which test runs which line. Files of tests without a map,
+or whose modules have changed, run first. `tools/equivalent_mutants.txt` names changes that change
+nothing: they count neither as caught nor as missed.
+
+Needs `pip install mutmut coverage`. Exit code 1: less than 85 % were caught."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple, NoReturn
+
+import pytest
+from coverage import CoverageData
+
+from rocket_sink.commands.common.output import Bar, line
+from tools.covered_lines import data_file, digest
+from tools.mutant_places import Place, Source, difference
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+MAP: Final = Path.home() / ".cache" / "rocket-sink" / "mutants"
+EQUIVALENT: Final = ROOT / "tools" / "equivalent_mutants.txt"
+FEWEST: Final = 0.85
+BUDGET_S: Final = 60.0
+"""Seconds of tests per mistake, by their duration without one."""
+_LARGE: Final = (
+    "pyarrow.compute", "pyarrow.parquet", "pyspark.sql", "hypothesis", "deltalake", "duckdb",
+    "cryptography.x509", "opentelemetry.sdk",
+)  # fmt: skip
+"""Packages that tests import, and that cost more than most tests."""
+_NO_JAVA: Final = "not spark and not cluster and not slow"
+
+
+class Mutant(NamedTuple):
+    """A changed source: its file, its place, the new text and the diff."""
+
+    path: str
+    place: Place
+    text: str
+    diff: Sequence[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--draw", type=int, required=True, metavar="N", help="number of mistakes")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--room", metavar="R", help="a folder of rocket_sink, or `top`")
+    parser.add_argument("--change", metavar="REV", help="only lines that differ from this commit")
+    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH",
+                        help="only tests in these files and folders decide")  # fmt: skip
+    parser.add_argument("--java", action="store_true", help="tests that start Java decide, too")
+    args = parser.parse_args(arguments)
+    lines = changed_lines(args.change) if args.change else None
+    paths = [path for path in sources(args.room) if lines is None or path in lines]
+    tests = sorted({
+        str(path.relative_to(ROOT)) for name in args.tests
+        for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("test_*.py"))
+    })  # fmt: skip
+    for package in _LARGE:
+        importlib.import_module(package)
+    with tempfile.TemporaryDirectory(prefix="rocket-sink-mutants-") as folder:
+        suite = Suite(Path(folder), MAP / ("java" if args.java else "no-java"), args.java)
+        suite.note_lines_of(tests, paths)
+        return judge(suite, [*draw(paths, lines, args.draw, Random(args.seed))], tests)
+
+
+def sources(room: str | None) -> list[str]:
+    """Return the files of a room, or of all rooms."""
+    folder = ROOT / "rocket_sink" / ("" if room in (None, "top") else str(room))
+    files = folder.glob("*.py") if room == "top" else folder.rglob("*.py")
+    return sorted(str(path.relative_to(ROOT)) for path in files)
+
+
+def changed_lines(revision: str) -> dict[str, set[int]]:
+    """Return {file: lines} of the package that differ from a commit, or are new."""
+    diff = _git("diff", "-U0", "--no-prefix", revision, "--", "rocket_sink")
+    lines: dict[str, set[int]] = {}
+    path = ""
+    for text in diff.splitlines():
+        if text.startswith("+++ "):
+            path = text[4:]
+        elif hunk := re.match(r"@@ \S+ \+(\d+),?(\d*)", text):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            lines.setdefault(path, set()).update(range(first, first + count))
+    return lines
+
+
+def draw(
+    paths: Iterable[str], lines: dict[str, set[int]] | None, count: int, rng: Random
+) -> Iterator[Mutant]:
+    """Draw mistakes: each place, for each operator, has the same chance."""
+    known = {text.partition("  # ")[0] for text in EQUIVALENT.read_text().splitlines()}
+    parsed = {path: Source((ROOT / path).read_text()) for path in paths}
+    places = [
+        (path, place) for path, source in parsed.items() for place in source.places
+        if lines is None or place.line in lines[path]
+    ]  # fmt: skip
+    for path, place in rng.sample(places, len(places)):
+        source = parsed[path]
+        text = source.changed(place, rng.choice(place.others))
+        diff = difference(path, source.text, text)
+        plus = " ".join(each[1:].strip() for each in diff if each.startswith("+"))
+        if not diff or f"{path}: {plus}" in known or not _is_python(text):
+            continue
+        yield Mutant(path, place, text, diff)
+        count -= 1
+        if not count:
+            return
+
+
+def judge(suite: Suite, mutants: Sequence[Mutant], tests: Sequence[str]) -> int:
+    """Plant each mistake, print those that survive and the share by room; return the exit code."""
+    caught: dict[str, list[bool]] = {}
+    with Bar("mutants", len(mutants)) as bar:
+        for number, mutant in enumerate(mutants):
+            where = f"{mutant.path}:{mutant.place.line}"
+            bar.advance_to(number, where)
+            reason = suite.survival(mutant, tests)
+            caught.setdefault(_room(mutant.path), []).append(reason is None)
+            if reason is not None:
+                bar.say(f"{where} {mutant.place.operator}: {reason}")
+                for text in mutant.diff:
+                    bar.say(text)
+        bar.advance_to(len(mutants))
+    for room, verdicts in sorted(caught.items()):
+        line(f"{room}: {sum(verdicts)} of {len(verdicts)} caught")
+    total = [verdict for verdicts in caught.values() for verdict in verdicts]
+    line(f"{sum(total) / max(1, len(total)):.0%} of {len(total)} caught")
+    return 0 if sum(total) >= FEWEST * len(total) else 1
+
+
+class Suite:
+    """A copy of the tree in `tree`, and the map of the lines that its tests run in `folder`."""
+
+    def __init__(self, tree: Path, folder: Path, java: bool) -> None:
+        self._tree = tree
+        self._map = folder
+        self._marks = "not slow" if java else _NO_JAVA
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _git("ls-files", "-z", "-co", "--exclude-standard").split("\0"):
+            if name and (ROOT / name).is_file():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, tree / name)
+
+    def note_lines_of(self, tests: Sequence[str], paths: Sequence[str]) -> None:
+        """Run the files of tests whose lines are unknown, or in which one of `paths` changed."""
+        digests = {path: digest(ROOT / path) for path in (*tests, *paths)}
+        stale = [
+            test for test in tests
+            if (known := self._note(test).get("digests", {})).get(test) != digests[test]
+            or any(digests.get(path, old) != old for path, old in known.items())
+        ]  # fmt: skip
+        with Bar("map of lines", len(stale)) as bar:
+            for number, test in enumerate(stale):
+                bar.advance_to(number, test)
+                note = data_file(self._map, test).with_suffix(".json")
+                note.unlink(missing_ok=True)
+                code, output = self._run(["-m", self._marks, test], 1800, MUTANTS_MAP=self._map)
+                if code is not None and not note.exists():  # All its tests need Java.
+                    note.write_text(json.dumps({"digests": {test: digests[test]}}))
+                for failed in re.findall(r"^FAILED .*", output, re.MULTILINE):
+                    bar.say(f"fails without a mistake, so it is not asked: {failed}")
+            bar.advance_to(len(stale))
+
+    def survival(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
+        """Plant a mistake; return why no test sees it, or None if one does."""
+        chosen, seconds = self._tests_of(mutant, tests)
+        if not chosen:
+            return "no test runs the line"
+        path, listed = self._tree / mutant.path, self._tree / "mutants-tests.txt"
+        before = path.read_text()
+        listed.write_text("\n".join(chosen))
+        _write(path, mutant.text)
+        try:
+            files = dict.fromkeys(name.partition("::")[0] for name in chosen)
+            limit_s = 60 + 10 * seconds
+            code, _ = self._run(["-x", *files], limit_s, MUTANTS_TESTS=listed)
+        finally:
+            _write(path, before)
+        reasons = {0: "pass", pytest.ExitCode.NO_TESTS_COLLECTED: "are not there"}
+        return f"{len(chosen)} tests {reasons[code]}" if code in reasons else None
+
+    def _tests_of(self, mutant: Mutant, tests: Sequence[str]) -> tuple[list[str], float]:
+        """Return the tests that run the changed line, or the module if the line runs at its import;
+        and their seconds."""
+        place = mutant.place
+        near = f"tests/{_room(mutant.path)}/"
+        by_file: list[tuple[bool, float, dict[str, float]]] = []
+        for test in tests:
+            seconds = self._note(test).get("seconds", {})
+            if not seconds:
+                continue
+            data = CoverageData(str(data_file(self._map, test)))
+            data.read()
+            contexts = data.contexts_by_lineno(mutant.path)
+            if place.in_function:
+                # Python reports no event for some lines of a statement.
+                names = contexts.get(place.line) or contexts.get(place.statement_line, [])
+            else:
+                names = [name for of_line in contexts.values() for name in of_line]
+            own = {name: cost for name, cost in seconds.items() if name in {*names}}
+            by_file.append((not test.startswith(near), sum(own.values()), own))
+        chosen: dict[str, float] = {}
+        for *_, own in sorted(by_file, key=lambda file: file[:2]):
+            for name, cost in own.items():
+                if sum(chosen.values()) + cost <= BUDGET_S or not chosen:
+                    chosen[name] = cost
+        return list(chosen), sum(chosen.values())
+
+    def _note(self, test: str) -> dict[str, dict[str, Any]]:
+        path = data_file(self._map, test).with_suffix(".json")
+        note: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        return note
+
+    def _run(self, more: Sequence[str], longest_s: float, **orders: Path) -> tuple[int | None, str]:
+        """Run pytest in a fork of this process, which has imported the large packages. Return its
+        exit code (None if it did not end in time) and its output."""
+        with tempfile.TemporaryFile() as output:
+            process = os.fork()
+            if not process:
+                os.setsid()
+                for stream in (1, 2):
+                    os.dup2(output.fileno(), stream)
+                self._become_pytest(more, {name: str(path) for name, path in orders.items()})
+            until_s = time.monotonic() + longest_s
+            status, code = 0, None
+            try:
+                while code is None and time.monotonic() < until_s:
+                    time.sleep(0.02)
+                    ended, status = os.waitpid(process, os.WNOHANG)
+                    code = os.waitstatus_to_exitcode(status) if ended else None
+            finally:
+                # Kill the whole process group: a test may have started processes.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+            if code is None:
+                os.waitpid(process, 0)
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
+
+    def _become_pytest(self, more: Sequence[str], orders: dict[str, str]) -> NoReturn:
+        try:
+            os.chdir(self._tree)
+            os.environ.update(PYTHONPATH=str(self._tree), **orders)
+            sys.path.insert(0, str(self._tree))
+            for name in [*sys.modules]:
+                if name.partition(".")[0] in ("rocket_sink", "pyspark_rocketmq", "tests", "tools"):
+                    del sys.modules[name]
+            code = pytest.main([
+                "-q", "-rf", "--tb=no", "--hypothesis-seed=0", "-p", "no:cacheprovider",
+                "-p", "tools.covered_lines", "-o", "timeout=0", *more,
+            ])  # fmt: skip
+        except BaseException:
+            traceback.print_exc()
+            os._exit(99)
+        # Do not wait for threads: a mistake may keep one.
+        os._exit(code)
+
+
+def _room(path: str) -> str:
+    parts = Path(path).parts
+    return parts[1] if len(parts) > 2 else "top"
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Python compares only the second and the size of a source with those in its stored module.
+    for stored in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        stored.unlink()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
