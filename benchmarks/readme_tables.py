@@ -8,13 +8,13 @@ Without arguments, the command reads the results files in `conf/` (`FILES`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.curves import curves_of, lines_of
-from benchmarks.figures import CPU, SPEED, Figures
+from benchmarks.figures import CPU, SPEED, Case, Figures, ratios
 from benchmarks.results import Results, read_results
 from tools.marked import with_marked
 
@@ -25,6 +25,18 @@ FILES: Final = tuple(
     for name in ("lanes", "producers", "singles", "latency", "faults", "scale")
 )
 """The runs of the page, A to F. The first three are the baselines, too."""
+LANES_MARK: Final = "<!-- lanes: made by `python -m benchmarks.readme_tables` -->"
+LANES_END: Final = "<!-- /lanes -->"
+_SOURCE: Final = "source-stream"
+_KAFKA: Final = "Spark's Kafka sink, stream"
+_LANES: Final = {
+    _SOURCE: 'data source, `format("rocketmq")`',
+    "write_batch": "foreachBatch, `write_batch`",
+    "foreach": "foreach, `sink.stream(rows)`",
+    "foreach-rows": "foreach row by row, `foreach(sink)`",
+    _KAFKA: 'Spark to Kafka, `format("kafka")`',
+}
+"""{case of `benchmarks.lanes`: its name on the page}, without the size of bodies."""
 START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
 END_MARK: Final = "<!-- /figures -->"
 
@@ -47,6 +59,54 @@ def markdown(results: Results) -> str:
     if results.latency:
         parts.append(_latency(results.latency))
     return "\n\n".join(parts) + "\n"
+
+
+class LaneFigures(NamedTuple):
+    """A streaming lane of a run: its name on the page, the medians, and ratios of the rounds."""
+
+    name: str
+    figures: Figures
+    rate: float
+    """The rate beside the data source's."""
+    cpu: float
+    """The CPU beside the data source's."""
+    cpu_beside_kafka: float
+
+
+def lane_figures(results: Results) -> Iterator[LaneFigures]:
+    """Yield the figures of each streaming lane without order, with bodies of 256 bytes."""
+    middle = {item.case: item for item in results.medians}
+    source, kafka = f"{_SOURCE} 256 B", f"{_KAFKA} 256 B"
+    for lane, name in _LANES.items():
+        case = f"{lane} 256 B"
+        if case in middle:
+            beside = ratios([Case(case, "", (source, kafka))], results.runs)
+            values = {(item.against, item.what): item.value for item in beside}
+            yield LaneFigures(
+                name, middle[case], values[source, SPEED], values[source, CPU], values[kafka, CPU]
+            )
+
+
+def _lanes(results: Results) -> str:
+    """The first chart and table of the page."""
+    lanes = [*lane_figures(results)]
+    names = ", ".join(f'"{lane.name.split(",")[0]}"' for lane in lanes)
+    bars = ", ".join(f"{lane.figures.per_s / 1000:.0f}" for lane in lanes)
+    # The axis ends with the next hundred thousand rows.
+    top = 100 * (1 + int(max(lane.figures.per_s for lane in lanes) // 100_000))
+    chart = (
+        "```mermaid\nxychart-beta horizontal\n"
+        '    title "Streams of rows of 256 bytes: thousand rows a second"\n'
+        f"    x-axis [{names}]\n    y-axis 0 --> {top}\n    bar [{bars}]\n```\n"
+    )
+    rows = [
+        (lane.name, f"{lane.figures.per_s:,.0f}", f"{lane.rate:.2f}", f"{lane.figures.cpu:.1f}",
+         f"{lane.cpu:.2f}", f"{lane.cpu_beside_kafka:.2f}")
+        for lane in lanes
+    ]  # fmt: skip
+    columns = ("stream", "rows/s", "rate, data source = 1", "CPU s per million rows",
+               "CPU, data source = 1", "CPU, Kafka sink = 1")  # fmt: skip
+    return f"{chart}\n{_table(columns, rows)}\n"
 
 
 def _groups(results: Results) -> Iterator[str]:
@@ -123,8 +183,8 @@ def _table(names: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def with_figures(text: str, results: Iterable[Results]) -> str:
-    """A Markdown text with new figures between its markers.
+def with_figures(text: str, results: Sequence[Results]) -> str:
+    """A Markdown text with new figures between its markers. The lanes are of the first results.
 
     Raises:
         ConfigurationError: the markers are missing.
@@ -132,6 +192,7 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
     tables = "\n".join(
         f"Run {name}: {markdown(run)}" for name, run in zip(ascii_uppercase, results, strict=False)
     )
+    text = with_marked(text, LANES_MARK, LANES_END, _lanes(results[0]))
     return with_marked(text, START_MARK, END_MARK, tables)
 
 
