@@ -147,6 +147,25 @@ _LATE_END_S: Final = 10.0
 _LOOK_S: Final = 0.005
 
 
+def epoch_ran_again(session: SparkSession, run: str, began_ms: float, ended_ms: float) -> bool:
+    """Return whether Spark has run, or may have run, a stage of an epoch again. The epoch is over;
+    it lasted from `began_ms` to `ended_ms` (ms since 1970). The tracker knows the jobs of a run, in
+    which epochs follow one another, and the last begin of each stage."""
+    is_known, tracker = False, session.sparkContext._jsc.statusTracker()
+    for number in sorted(tracker.getJobIdsForGroup(run), reverse=True):
+        job = tracker.getJobInfo(number)
+        infos = map(tracker.getStageInfo, job.stageIds() if job is not None else ())
+        stages = [stage for stage in infos if stage is not None]
+        last_ms = max((stage.submissionTime() for stage in stages), default=0)
+        if 0 < last_ms < began_ms:
+            break
+        if began_ms <= last_ms <= ended_ms:
+            is_known = True
+            if any(stage.currentAttemptId() for stage in stages):
+                return True
+    return not is_known
+
+
 def streaming_query() -> str:
     """Return Spark's id of the running task's streaming query; empty without one."""
     return _local(TaskContext.get(), QUERY_ID)

@@ -54,7 +54,7 @@ from rocket_sink.spark.session_checks import (
     with_task_rate,
     without_files,
 )
-from rocket_sink.task.totals import TaskSummary, sums_of
+from rocket_sink.task.totals import TaskSummary, sums_of, uncounted_duplicates
 from rocket_sink.task.transaction_marker import needs_append
 from rocket_sink.task.worker_heap import freeze_once
 
@@ -256,12 +256,19 @@ class _Writer:
         rows = sums["rows_in"]
         if not self.options.ledger or not rows:
             return sums
+        # Failed tasks whose rows are handed over leave no record. Of a stream the session's driver
+        # knows whether a stage ran again; nobody tells a batch, so it may have.
+        is_unknown = epoch is None and any(message.handed for message in done)
+        uncounted = uncounted_duplicates(sums) if is_unknown else None
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
         from rocket_sink.ledger.transport.spool import SpoolWriter
 
         try:
             spool = SpoolWriter(self._ledger().spools[0], ctx)
-            spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
+            row = confirmed_row(
+                ctx, num_input_rows=rows, rows_in=rows, duplicates_possible=uncounted
+            )
+            spool.append(row)
             spool.seal()
         except Exception as error:
             # Do not raise: the rows are sent, and a failed commit would send them again.

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.appender import Append, begin_append
+from rocket_sink.ledger.append.appender import Append, Rows, begin_append
 from rocket_sink.ledger.append.table import (
     check_not_ahead,
     ensure_table,
@@ -74,7 +74,7 @@ from rocket_sink.spark.session_checks import (
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.queue_snapshot import forget_queues
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
+from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of, uncounted_duplicates
 from rocket_sink.text import counted
 
 _LOG: Final = log.logger(__name__)
@@ -127,25 +127,30 @@ class _Start(NamedTuple):
     token: LedgerToken | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sent:
-    """The results of a write's tasks.
+    """The results of a write's tasks, when they have ended.
 
     Attributes:
         accounts: reads the accounts of the tasks.
-        is_repeated: Spark has run, or may have run, the tasks' stage again. Rows that the stage's
-            earlier attempt had sent are on no record, and each stored row may be one of them.
+        has_run_again: tells whether Spark has run, or may have run, the tasks' stage again. Rows
+            that the stage's earlier attempt had sent are on no record, and each stored row may be
+            one of them.
     """
 
     accounts: Callable[[], list[Any]]
-    is_repeated: bool
+    has_run_again: Callable[[], bool]
 
+    @cached_property
+    def is_repeated(self) -> bool:
+        return self.has_run_again()
+
+    @cached_property
     def counts(self) -> dict[str, Any]:
         """Return the sums of the accounts, and the possible duplicates that tasks did not count."""
         sums = {**sums_of(self.accounts()), "uncounted": 0}
         if self.is_repeated:
-            sent = sums["acked"] + sums["degraded"] - sums["found_stored"]
-            sums["uncounted"] = max(0, sent - sums["duplicates_possible"])
+            sums["uncounted"] = uncounted_duplicates(sums)
             sums["duplicates_possible"] += sums["uncounted"]
         return sums
 
@@ -190,7 +195,7 @@ class BatchWriter:
         if not self._options.ledger:
             self._starts[query] = _Start(run, _NOWHERE)
             sent = self._send(df, "foreach_batch", epoch, query, run or query)
-            check_budget(self._options, sent.counts(), epoch)
+            check_budget(self._options, sent.counts, epoch)
             return
         # Without a run's id each epoch counts as a start, because nothing tells a restart.
         if start is None or not start.run:
@@ -219,13 +224,14 @@ class BatchWriter:
                 df, "foreach_batch", epoch, query, run or query, group, append, again=again,
                 token=start.token,
             )  # fmt: skip
-        if sent.is_repeated:
+        if not append.merges and append.rows:
+            # Spark's Delta has committed before anybody could count.
             ctx = RunContext(query, run or query, epoch, lane="foreach_batch")
-            _confirm(session, place, ctx, sent.counts)
+            _confirm(session, place, ctx, sent)
         if transactions is not None:
             transactions.finish(query, epoch)
         if has_budget(self._options):
-            check_budget(self._options, sent.counts(), epoch)
+            check_budget(self._options, sent.counts, epoch)
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
@@ -268,15 +274,15 @@ class BatchWriter:
                 self._withdraw(session, place, query)
                 self._end_notes(place, query, well=False)
                 raise
-            counts = sent.counts()
+            counts = sent.counts
             over = over_budget(self._options, counts)
             self._end_notes(place, query, well=over is None)
             forget_queues(self._options, query, counts)
             if transactions is not None:
                 transactions.finish(query, 0)
-            _confirm(session, place, RunContext(query, run, 0, lane="batch"), lambda: counts)
+            _confirm(session, place, RunContext(query, run, 0, lane="batch"), sent)
         else:
-            counts = self._send(df, "batch", 0, query, run).counts()
+            counts = self._send(df, "batch", 0, query, run).counts
             over = over_budget(self._options, counts)
         if over is not None:
             raise over
@@ -304,17 +310,18 @@ class BatchWriter:
             partitions=partitions_of(df) if self._options.delivery == "effectively_once" else "",
         )  # fmt: skip
         with watched_stages(session) as has_run_again:
-            if append is not None:
-                _append(append.made_by_tasks(needed, send), append)
-                accounts = partial(append.accounts, _ACCOUNTS, query, run, epoch)
-                is_empty = not append.rows
-            else:
+            if self._options.delivery == "transactional":
+                # Half messages of a stage's earlier attempt are never committed.
+                has_run_again = bool
+            if append is None:
                 results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
                 rows = results.select(*_ACCOUNTS).collect()
-                accounts, is_empty = partial(list, rows), not rows
-        # Half messages of a stage's earlier attempt are never committed.
-        is_hidden = self._options.delivery == "transactional"
-        return _Sent(accounts, not (is_empty or is_hidden) and has_run_again())
+                return _Sent(partial(list, rows), has_run_again if rows else bool)
+            sent = _Sent(partial(append.accounts, _ACCOUNTS, query, run, epoch), has_run_again)
+            ctx = RunContext(query, run, epoch, lane=lane)
+            later = partial(_confirmation, ctx, sent, append) if lane != "batch" else tuple
+            _append(append.made_by_tasks(needed, send), append, later)
+        return sent if append.rows else _Sent(list, bool)
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """Release the keys that a failed write holds, because no later write would release them."""
@@ -443,32 +450,44 @@ _writing = ForkLock()
 """The lock of `_written`: a foreachBatch function may write in several threads."""
 
 
-def _append(results: DataFrame, append: Append) -> None:
+def _append(results: DataFrame, append: Append, later: Callable[[], Rows]) -> None:
     """Run the one Spark action: the tasks send, and the driver commits."""
-    append.save(results)
+    append.save(results, later=later)
     keep_small(append)
 
 
-def _confirm(
-    session: SparkSession, place: LedgerPath, ctx: RunContext, count: Callable[[], dict[str, Any]]
-) -> None:
-    """Note that the write is done, with its possible duplicates that no task has counted. If that
-    fails, only warn: the ledger already has its sends."""
+def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, sent: _Sent) -> None:
+    """Note after the append what `_confirmation` says. If that fails, only warn: the ledger already
+    has the write's sends."""
     try:
-        counts = count()
-        if ctx.lane != "batch" and not counts["uncounted"]:
-            return
-        if counts["uncounted"]:
-            _LOG.warning(
-                "Spark may have run tasks of epoch %d of the query %s again in a later attempt of "
-                "their stage, as after the loss of an executor: %s may be stored twice",
-                ctx.epoch, ctx.query_id, counted(counts["uncounted"], "row"),
-            )  # fmt: skip
-        append, rows = begin_append(session, place), counts["rows_in"]
-        row = confirmed_row(
-            ctx, num_input_rows=rows if ctx.lane == "batch" else None, rows_in=rows,
-            duplicates_possible=counts["uncounted"],
-        )  # fmt: skip
-        append.save_rows(list(in_order([row], append.sequence)))
+        append = begin_append(session, place)
+        if rows := _confirmation(ctx, sent, append):
+            append.save_rows(rows)
     except Exception as error:
-        _LOG.warning("cannot note in the ledger %s that a write is done: %s", place, error)
+        _LOG.warning(_UNCONFIRMED, place, error)
+
+
+def _confirmation(ctx: RunContext, sent: _Sent, append: Append) -> Rows:
+    """Return the row that a write is done, with its possible duplicates that no task has counted;
+    for a micro-batch only if there are some. If they cannot be counted, only warn."""
+    try:
+        if ctx.lane != "batch" and not (sent.is_repeated and sent.counts["uncounted"]):
+            return ()
+        rows, uncounted = sent.counts["rows_in"], sent.counts["uncounted"]
+    except Exception as error:
+        _LOG.warning(_UNCONFIRMED, append.place, error)
+        return ()
+    if uncounted:
+        _LOG.warning(
+            "Spark may have run tasks of epoch %d of the query %s again in a later attempt of "
+            "their stage, as after the loss of an executor: %s may be stored twice",
+            ctx.epoch, ctx.query_id, counted(uncounted, "row"),
+        )  # fmt: skip
+    row = confirmed_row(
+        ctx, num_input_rows=rows if ctx.lane == "batch" else None, rows_in=rows,
+        duplicates_possible=uncounted,
+    )  # fmt: skip
+    return list(in_order([row], append.sequence))
+
+
+_UNCONFIRMED: Final = "cannot note in the ledger %s that a write is done: %s"

@@ -12,6 +12,7 @@ have written, and wait for a running fold: a thread in delta-rs would crash Pyth
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import os
 import threading
@@ -25,6 +26,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.append.table import has_executors
 from rocket_sink.ledger.driver.fold import FOLDERS
 from rocket_sink.ledger.driver.folded import FoldedLedger
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
@@ -36,10 +38,10 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_start
-from rocket_sink.spark.context import run_of, streaming_executions
+from rocket_sink.spark.context import epoch_ran_again, run_of, streaming_executions
 from rocket_sink.spark.packs import plan_below
 from rocket_sink.spark.runs import Runs
-from rocket_sink.spark.session_checks import refuse_query, schema_of
+from rocket_sink.spark.session_checks import refuse_query, schema_of, without_files
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
@@ -146,7 +148,9 @@ class QueryListener(StreamingQueryListener):
             name = name or options.app_id
             label = f"{name} ({query[:8]})" if name else query
             say_start(options, lane, label)
-            self._thread.runs.name_sink(run, label, options.ledger)
+            via = without_files(options).ledger_via
+            hands_over = via == "spark" or (via == "auto" and has_executors(self._session))
+            self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
             if lineage.is_on():
                 lineage.started(options, run, query, schema_of(plan_below(plan)))
 
@@ -309,12 +313,21 @@ class FoldThread:
 
     def _confirm(self, ledger: FoldedLedger, progress: Any) -> None:
         try:
-            ledger.confirm(progress)
+            ledger.confirm(progress, has_run_again=self._has_run_again(progress))
         except Exception as error:
             _LOG.warning(
                 "cannot note in the ledger %s that epoch %s of the query %s is done: %s",
                 ledger.place, progress.batchId, progress.id, first_line(error),
             )  # fmt: skip
+
+    def _has_run_again(self, progress: Any) -> bool:
+        """Return whether a stage of the epoch ran again and its earlier attempt left no record."""
+        if not self.runs.hands_over(str(progress.runId)):
+            return False
+        began = dt.datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
+        began_ms = began.timestamp() * 1000
+        ended_ms = began_ms + progress.batchDuration
+        return epoch_ran_again(self._session, str(progress.runId), began_ms, ended_ms)
 
     def _fold(self, ledger: FoldedLedger) -> None:
         """Fold a ledger, and log what its new rows say."""

@@ -26,6 +26,7 @@ class Run:
         has_begun: the run finished an epoch or waited for rows, or Spark has reported its end.
         is_running: Spark has not reported the end.
         is_awaited: whether to wait for this report; not a second time.
+        hands_over: tasks may hand their ledger rows to the driver, so failed ones leave no record.
     """
 
     label: str
@@ -33,6 +34,7 @@ class Run:
     has_begun: bool = False
     is_running: bool = True
     is_awaited: bool = True
+    hands_over: bool = False
 
 
 class Runs:
@@ -47,9 +49,12 @@ class Runs:
     def start(self, run_id: str, query_id: str) -> None:
         self._runs[run_id] = Run(query_id)
 
-    def name_sink(self, run_id: str, label: str, uri: str) -> None:
+    def name_sink(self, run_id: str, label: str, uri: str, *, hands_over: bool) -> None:
         if (run := self._runs.get(run_id)) is not None:
-            run.label, run.ledger = label, uri
+            run.label, run.ledger, run.hands_over = label, uri, hands_over
+
+    def hands_over(self, run_id: str) -> bool:
+        return (run := self._runs.get(run_id)) is not None and run.hands_over
 
     def begin(self, run_id: str) -> None:
         if run_id in self._runs:

@@ -152,6 +152,12 @@ def sums_of(accounts: Sequence[Any]) -> dict[str, Any]:
     return {**sums, "first_error": next(filter(None, errors), "")}
 
 
+def uncounted_duplicates(sums: Mapping[str, int]) -> int:
+    """Return how many stored rows the tasks have not counted as possible duplicates."""
+    sent = sums["acked"] + sums["degraded"] - sums["found_stored"]
+    return max(0, sent - sums["duplicates_possible"])
+
+
 class RowTotals:
     """Counts rows. Methods that count dead letters raise DeliveryError if the options say that such
     a row, or so many rows, must fail the task. `is_source` is False if the caller keeps rows that

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocket_sink import RocketSink
+from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
 
@@ -40,7 +41,7 @@ def shuffled(spark: Any, frame: Any, folder: Path, *, is_lost: bool) -> Any:
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_rows_of_a_stage_that_ran_again_are_counted(
-    spark: Any, tmp_path: Path, is_lost: bool
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     path, folder = str(tmp_path / "ledger"), tmp_path / "in"
     rows = spark.range(0, ROWS, 1, 2).selectExpr("cast(id AS string) AS body")
@@ -57,7 +58,47 @@ def test_rows_of_a_stage_that_ran_again_are_counted(
         def epoch(frame: Any, number: int) -> None:
             sink.write_batch(shuffled(spark, frame, tmp_path, is_lost=is_lost), number)
 
+        def die(*_: Any) -> None:
+            raise KeyError("the driver died after the append")
+
+        # The count is in the commit of the sends.
+        monkeypatch.setattr(foreach_batch, "keep_small", die)
         stream = spark.readStream.schema("body STRING").parquet(str(folder))
         writer = stream.writeStream.foreachBatch(epoch).trigger(availableNow=True)
-        writer.option("checkpointLocation", str(tmp_path / "ck")).start().awaitTermination()
+        query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+        with pytest.raises(Exception, match="died after the append"):
+            query.awaitTermination()
     assert [tuple(vars(row).values()) for row in view_rows(path, SELECT)] == 2 * expected
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("lane", ["foreach", "source", "source_batch"])
+def test_rows_that_tasks_hand_over_are_counted_too(
+    spark: Any, tmp_path: Path, lane: str, is_lost: bool
+) -> None:
+    """A failed task takes its ledger rows with it, so only the stage tells of its sends."""
+    folder, rows = tmp_path / "in", spark.range(0, ROWS, 1, 2).selectExpr("cast(id AS string) body")
+    rows.write.parquet(str(folder))
+    ledger = Ledger(str(tmp_path / "ledger"))
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger.path}
+        options["ledgerVia"] = "spark"
+        register(spark, ledger=ledger.path)
+        if lane == "source_batch":
+            frame = shuffled(spark, rows, tmp_path, is_lost=is_lost)
+            frame.write.format("rocketmq").mode("append").options(**options).save()
+        else:
+            stream = spark.readStream.schema("body STRING").parquet(str(folder))
+            writer = shuffled(spark, stream, tmp_path, is_lost=is_lost).writeStream
+            if lane == "foreach":
+                writer = writer.foreach(RocketSink(**options))
+            else:
+                writer = writer.format("rocketmq").options(**options)
+            writer = writer.option("checkpointLocation", str(tmp_path / "ck"))
+            writer.trigger(availableNow=True).start().awaitTermination()
+    ledger.sync(spark)
+    # A batch by the data source runs in a process that cannot ask Spark, so its rows may be any.
+    doubled = ROWS if is_lost or lane == "source_batch" else 0
+    expected = [(ROWS, ROWS, doubled, 4, True, True)]
+    assert [tuple(vars(row).values()) for row in view_rows(ledger.path, SELECT)] == expected

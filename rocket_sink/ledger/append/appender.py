@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import pyarrow as pa
 from pyarrow import fs
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LOG: Final = log.logger(__name__)
+Rows: TypeAlias = Sequence[pa.RecordBatch]
 
 
 class Append(ABC):
@@ -88,11 +89,15 @@ class Append(ABC):
         token = executors_token(self._spark, self.place)
         return self._made(frame, make if token is None else partial(_proved, token, make))
 
-    def save(self, made: DataFrame, rows: int | None = None) -> None:
+    def save(
+        self, made: DataFrame, rows: int | None = None, later: Callable[[], Rows] = tuple
+    ) -> None:
         """Run the frame's tasks and commit; do nothing if the table has the transaction already.
         If the tasks make no rows, delta-rs makes no commit.
 
         Args:
+            later: makes further rows of the commit when the tasks have ended. Only delta-rs waits
+                for them: Spark's Delta commits as soon as the tasks end.
             rows: number of rows that the tasks make; None: unknown. With delta-rs each task counts
                 its rows. Spark's Delta gets them from the tasks, so nobody else counts them.
 
@@ -106,14 +111,14 @@ class Append(ABC):
             )  # fmt: skip
             return
         with task_errors(self.place):
-            counted = self._save(made)
+            counted = self._save(made, later)
         if counted == 0 and not rows:
             # The tasks have written no file, so there is no commit. A repetition sends nothing.
             self.rows = 0
         else:
             self._confirm(counted if rows is None else rows)
 
-    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def save_rows(self, batches: Rows) -> None:
         """Append rows that the driver has, as `save`."""
         if not self._is_held:
             self._save_rows(batches)
@@ -137,7 +142,7 @@ class Append(ABC):
         self.rows = added
 
     @abstractmethod
-    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None: ...
+    def _save_rows(self, batches: Rows) -> None: ...
 
     @abstractmethod
     def accounts(
@@ -150,7 +155,7 @@ class Append(ABC):
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
 
     @abstractmethod
-    def _save(self, made: DataFrame) -> int | None:
+    def _save(self, made: DataFrame, later: Callable[[], Rows]) -> int | None:
         """Commit the rows of the frame; return their number, as tasks have counted it."""
 
 
@@ -189,16 +194,17 @@ class _ByDeltaRs(Append):
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         return frame.mapInArrow(partial(write_files, self.place, make), FILES_DDL)
 
-    def _save(self, made: DataFrame) -> int:
-        files = named_files(made.collect())
-        return self._commit(files) if files else 0
+    def _save(self, made: DataFrame, later: Callable[[], Rows]) -> int:
+        self._files = named_files(made.collect())
+        if not self._files:
+            return 0
+        return self._commit(self._files + write_data_files(self.place, later()))
 
-    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _save_rows(self, batches: Rows) -> None:
         self._commit(write_data_files(self.place, batches))
 
     def _commit(self, files: list[DataFile]) -> int:
         commit(self.place, self._table, files, self._app_id, self._version, self._token)
-        self._files = files
         return sum(file.rows for file in files)
 
     def accounts(
@@ -218,7 +224,7 @@ class _BySpark(Append):
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         return frame.mapInArrow(make, ledger_ddl())
 
-    def _save(self, made: DataFrame) -> None:
+    def _save(self, made: DataFrame, later: Callable[[], Rows] = tuple) -> None:
         # Set options of this write. Session settings of the same names would affect later writes.
         writer = made.write.format("delta").mode("append")
         if self._app_id:
@@ -255,7 +261,7 @@ class _BySpark(Append):
             return False
         return True
 
-    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _save_rows(self, batches: Rows) -> None:
         rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
         frame = spark_frame(self._spark, rows).coalesce(1)
         if executors_token(self._spark, self.place) is not None:

@@ -145,9 +145,11 @@ class FoldedLedger:
         """Let the next fold be due an interval after the last one began."""
         self._due_s = self._folded_s + self._interval_s
 
-    def confirm(self, progress: Any) -> None:
+    def confirm(self, progress: Any, *, has_run_again: bool = False) -> None:
         """Note in the spool that an epoch is done, if its query writes to this ledger. Raise
-        LedgerError, OSError or ValueError if this fails."""
+        LedgerError, OSError or ValueError if this fails. `has_run_again`: Spark ran tasks in a
+        later attempt of their stage, and the earlier one left no record of what it has sent. Then
+        all rows of the epoch count as possible duplicates."""
         # An epoch that reads no rows may still send rows of an aggregation's state.
         if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
             return
@@ -161,6 +163,7 @@ class FoldedLedger:
         # Spark gives -1 if it does not count this sink's rows. The number of rows read is no
         # substitute, because a query may filter.
         handed = int(progress.sink.numOutputRows)
+        rows = handed if handed >= 0 else progress.numInputRows
         spool = SpoolWriter(self.place.spools[0], ctx)
         spool.append(
             confirmed_row(
@@ -168,6 +171,7 @@ class FoldedLedger:
                 num_input_rows=progress.numInputRows,
                 rows_in=handed if handed >= 0 else None,
                 duration_ms=float(progress.batchDuration),
+                duplicates_possible=rows if has_run_again else None,
             )
         )
         spool.seal()

@@ -110,7 +110,7 @@ def install() -> None:
     _around(task.TaskSender, "_submit", "request", of_request)
     _around(totals.RowTotals, "check_balance", "answered", lambda own, *_: own._options.ledger)
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
-    _around(foreach_batch, "_append", "committed", lambda _, append: append.place.uri, after=True)
+    _around(foreach_batch, "_append", "committed", lambda _, to, later: to.place.uri, after=True)
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own.options.ledger, after=True)
     _around(
