@@ -43,13 +43,18 @@ class LedgerRecorder:
             shows the sends of a killed worker. Useless if `emit` drops rows of a failed task.
         again: an earlier attempt that left no record may have sent the rows, so each stored row
             counts as a possible duplicate.
+        is_replay: an earlier attempt, with a record or without, may have sent the rows, so each row
+            that becomes a dead letter may be stored.
+
+    Only `delivery=at_least_once` has such rows: the others look rows up, or hide the earlier ones.
     """
 
     def __init__(
         self, options: SinkOptions, ctx: RunContext, emit: Callable[[pa.RecordBatch], None], *,
-        intents: bool = False, again: bool = False,
+        intents: bool = False, again: bool = False, is_replay: bool = False,
     ) -> None:  # fmt: skip
-        self._again = again
+        may_double = options.delivery == "at_least_once"
+        self._again, self._is_replay = again and may_double, is_replay and may_double
         self.ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
@@ -128,6 +133,8 @@ class LedgerRecorder:
 
     def letters(self, columns: Mapping[str, Any], count: int) -> None:
         """Record dead letters; the columns are those of `dead_letter_rows`."""
+        if self._is_replay and columns["reason"] != "data":
+            columns = {**columns, "maybe_duplicate": True}
         batches = dead_letter_rows(
             columns, self.ctx, first_ordinal=self._letters, include_body=self._include_body,
             secrets=self._secrets,

@@ -144,10 +144,11 @@ class TaskRunner:
         # speculative copy that Spark kills after this attempt.
         repeated = bool(self.ctx.attempt_number) or self.options.allow_speculation
         again = self.again or (repeated and not rows.keeps_failed)
+        is_replay = again or repeated or self.settings.pending_epoch == str(self.ctx.epoch)
         self._engine = self.pool.acquire(self.options)
         recorder = LedgerRecorder(
-            self.options, self.ctx, rows.append, intents=rows.keeps_failed,
-            again=again and self.options.delivery == "at_least_once",
+            self.options, self.ctx, rows.append, intents=rows.keeps_failed, again=again,
+            is_replay=is_replay,
         )  # fmt: skip
         replay = ids = None
         if self.options.delivery == "effectively_once":
