@@ -1,7 +1,12 @@
 """Hooks around every request of a client, of any request code (RPCHook.java).
 
-Hooks run on the thread that drives the connections, and must not block. Their exceptions are logged
-and ignored."""
+All hooks of a client run on the thread that drives its connections, so they must not wait: a hook
+that waits delays all requests and answers of the client. Java (5.x) calls `doBeforeRequest` on the
+thread that sends, and `doAfterResponse` on a thread for callbacks, before the callback. Here the
+driving thread calls both, because it makes the frame of each attempt, once the broker is known, and
+a hook's fields must be in the frame before it is signed. It also makes frames for retries and
+heartbeats, of which no caller knows. For work that waits, use a `SendHook`: its methods run on the
+thread that sends and on the thread for callbacks. Exceptions of hooks are logged and ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +23,8 @@ _Hook = TypeVar("_Hook")
 
 
 class RpcHook:
-    """Base class of RPC hooks; override one or both methods."""
+    """Base class of RPC hooks; override one or both methods. They must not wait, because the thread
+    that drives all connections of the client calls them."""
 
     def before_request(self, address: str, request: Frame) -> None:
         """Called before the request is written. Fields added to `request.ext` are sent and signed;

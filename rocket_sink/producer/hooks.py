@@ -58,16 +58,18 @@ class EndTransactionContext:
 
 
 class SendHook:
-    """Base class of hooks. Threads that send, and the producer's own thread, call the methods."""
+    """Base class of hooks. The methods may wait: they delay the thread that sends, or other
+    callbacks."""
 
     def before_send(self, context: SendContext) -> None:
-        """Called before the request is submitted."""
+        """Called before the request is submitted, on the thread that sends."""
 
     def after_send(self, context: SendContext) -> None:
-        """Called after the result or error."""
+        """Called after the result or error: on the thread that sends; after `send_async`, on the
+        thread for callbacks."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """Called after the end of a transaction."""
+        """Called after the end of a transaction, on the thread that has ended it."""
 
 
 class Hooks:
