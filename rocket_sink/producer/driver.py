@@ -272,9 +272,10 @@ class Driver:
             worker.stop()
 
     def finish(self) -> None:
-        """Send all accepted messages at the end of the process, and log how many were not
-        delivered. This takes no longer than the requests' deadlines. Afterwards an asynchronous
-        send returns when its message has ended."""
+        """Send all accepted messages at the end of the process. Log how many were not delivered,
+        and how many of the last earlier ones, unless somebody has asked for their ends. This takes
+        no longer than the requests' deadlines. Afterwards an asynchronous send returns when its
+        message has ended."""
         longest_s = self.engine.longest_s + _GRACE_S
         if self.thread.state >= State.REFUSING or self.thread.is_abandoned:
             self.thread.join(longest_s)
@@ -289,13 +290,15 @@ class Driver:
             self.call(lambda: self._has_ended(deadline_s))
         finally:
             undone = [
-                future for future in futures if not future.done() or future.exception() is not None
+                future
+                for future in dict.fromkeys((*self.futures.unseen, *futures))
+                if not future.done() or future.is_unseen_failure
             ]
             if undone:
                 why = undone[0].exception() if undone[0].done() else "there was no time"
                 _LOG.error(
-                    "%d messages of asynchronous sends were not delivered before the process "
-                    "ended: %s. Close the producer, and look at the futures' results",
+                    "at least %d messages of asynchronous sends were not delivered before the "
+                    "process ended: %s. Close the producer, and look at the futures' results",
                     len(undone), why,
                 )  # fmt: skip
 

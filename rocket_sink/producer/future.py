@@ -57,6 +57,8 @@ class SendFuture(Future[SendResult]):
     _exception: Any = None
     _context: tuple[Hooks, SendContext] | None = None
     _callback: Callback | None = None
+    _is_seen = False
+    """Whether somebody has asked for the end, or got it by a callback."""
 
     def __init__(
         self, workers: Workers, hooks: Hooks, context: SendContext | None, callback: Callback | None
@@ -98,6 +100,11 @@ class SendFuture(Future[SendResult]):
     def done(self) -> bool:
         return self._state == _FINISHED
 
+    @property
+    def is_unseen_failure(self) -> bool:
+        """Whether the send has failed, and nobody knows it yet."""
+        return self._exception is not None and not self._is_seen
+
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the result, or raise the SendError; wait at most `timeout` seconds."""
         error = self.exception(timeout)
@@ -117,6 +124,7 @@ class SendFuture(Future[SendResult]):
             # The end opens all gates after it has set the state.
             if self._state != _FINISHED and not gate.acquire(timeout=seconds(timeout)):
                 raise FutureTimeoutError
+        self._is_seen = True
         return self._exception  # type: ignore[no-any-return]
 
     def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
@@ -178,6 +186,7 @@ class SendFuture(Future[SendResult]):
         if context is not None:
             context[0].ended(context[1], self._result, self._exception)
         if callback is not None:
+            self._is_seen = True
             self._call(callback, self._result, self._exception)
         functions = self._once.get("done_callbacks", [])
         while functions:
@@ -203,6 +212,9 @@ class OpenFutures:
     thread that drives the engine calls the other methods."""
 
     def __init__(self) -> None:
+        self.unseen: list[SendFuture] = []
+        """The last failures that nobody knew of at the last call of `undone`, so that the end of
+        the process can count them. The limit bounds the memory of a program that never asks."""
         self._new: list[SendFuture] = []
         self._older: list[SendFuture] = []
         self.append = self._new.append
@@ -215,7 +227,9 @@ class OpenFutures:
     def undone(self) -> list[SendFuture]:
         """Return the futures that have not ended, in the order of the sends."""
         count = len(self._new)
-        self._older += self._new[:count]
+        futures = [*self.unseen, *self._older, *self._new[:count]]
         del self._new[:count]
-        self._older = [future for future in self._older if not future.done()]
+        self._older = [future for future in futures if not future.done()]
+        # A future that ends meanwhile is in both lists.
+        self.unseen = [future for future in futures if future.is_unseen_failure][-_PRUNE_AT:]
         return list(self._older)
