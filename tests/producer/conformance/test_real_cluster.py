@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from string import Template
 
 import pytest
 
-from rocket_sink.errors import Outcome
+from rocket_sink.cluster.local import admin
+from rocket_sink.errors import ClusterError, Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -16,11 +21,15 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import SILENT
+from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.codes import RequestCode
 from tests.clusters import read_topic
+from tests.docs.blocks import blocks_of
 from tests.producer.test_bad_brokers import keep_the_others_well
 from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
+PAGE = Path(__file__).parents[3] / "docs/guarantees/at-least-once.md"
 
 
 def test_every_mode_arrives_once(real, topic):
@@ -42,6 +51,39 @@ def test_every_mode_arrives_once(real, topic):
         assert admin.await_dispatched(topic)
     shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", ack.message_id)
     assert "sync" in shown or ack.message_id in shown
+
+
+def test_the_documented_commands_find_a_message_of_any_age(real, topic):
+    """The month's start is the time in the id, as in the ids of Spark's lanes."""
+    message = Message(topic, b"x", message_id="C0000202534C4701593400000000BEEF", keys="order-7")
+    with Producer(nameServer=real.name_server) as producer:
+        sent = producer.send(message)
+    list(read_topic(real.name_server, topic))
+    values = {
+        "MESSAGE_ID": sent.message_id, "OFFSET_MESSAGE_ID": sent.offset_message_id,
+        "BROKER_NAME": sent.queue.broker_name, "QUEUE_ID": sent.queue.queue_id,
+        "QUEUE_OFFSET": sent.queue_offset,
+    }  # fmt: skip
+    (block,) = [block for block in blocks_of(PAGE) if "mqadmin" in block.text]
+    with FakeCluster() as fake:
+        fake.create_topic(topic, 1)
+        for line in (
+            Template(block.text.replace(" flights ", f" {topic} ")).substitute(values).splitlines()
+        ):
+            command, _, versions = line.partition(" # ")
+            _, name, _, _, *arguments = shlex.split(command)
+            version = versions[:5]
+            assert "order-7" in admin(real.name_server, name, *arguments, version=version), line
+            if name == "queryMsgByUniqueKey":
+                with suppress(ClusterError):  # The scripted cluster has no such message.
+                    admin(fake.name_server, name, *arguments, version=version)
+        asked = [
+            frame.ext["beginTimestamp"]
+            for broker in fake.brokers
+            for frame in broker.requests
+            if frame.code == RequestCode.QUERY_MESSAGE
+        ]
+    assert asked and set(asked) == {"0"}
 
 
 FAULT_S = 6.0
