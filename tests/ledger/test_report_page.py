@@ -304,6 +304,29 @@ def test_a_click_leads_to_the_epochs_and_attempts(shown: Page) -> None:
     assert command.startswith("rocket-sink ledger show sends --ledger ") and QUERY in command
 
 
+def test_each_mark_has_a_tooltip(shown: Page) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    # The largest mark of each kind, because a mark may be narrower than a pixel. The lines between
+    # points have no height.
+    marks = shown.run(
+        "const area = (p) => { const r = p.getBoundingClientRect(); return r.width * r.height; };"
+        "return [...document.querySelectorAll('figure svg .role-mark')].map((g) => "
+        "[...g.querySelectorAll('path')].sort((a, b) => area(b) - area(a))[0])"
+        ".filter((p) => p && area(p)).map((p) => [p.closest('figure').id, p])"
+    )
+    assert {chart for chart, _ in marks} == CHARTS
+    shown.run("window.tip = ''")
+    for chart, mark in marks:
+        ActionChains(shown.driver).move_to_element(mark).perform()
+        shown.wait(
+            f"const before = window.tip; // {chart}\n"
+            "const e = document.getElementById('vg-tooltip-element');"
+            "window.tip = e && e.classList.contains('visible') ? e.textContent : before;"
+            "return window.tip !== before"
+        )
+
+
 def test_keyboard_alone(shown: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 

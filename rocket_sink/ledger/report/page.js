@@ -298,14 +298,15 @@ function pending() {
   const changes = new Map(series.letters.map((r) => [`${r.step} ${r.reason}`, r.given - r.settled]));
   const steps = [...new Set(series.letters.map((r) => r.step))].sort((a, b) => a - b);
   const end = Math.floor(series.last_ms / series.step_ms) + 1;
+  if (!steps.includes(end)) steps.push(end);
   for (const reason of reasons) {
     let waiting = 0;
-    for (const step of [...steps, ...(steps.includes(end) ? [] : [end])]) {
+    for (const [place, step] of steps.entries()) {
       waiting += changes.get(`${step} ${reason}`) || 0;
-      rows.push({ step, reason, waiting });
+      rows.push({ step, reason, waiting, next: steps[place + 1] ?? step + 1 });
     }
   }
-  return withTimes(rows);
+  return withTimes(rows).map((r) => ({ ...r, to: r.next * series.step_ms }));
 }
 
 function queues() {
@@ -373,8 +374,9 @@ async function drawAll() {
       "Failures by class", (d) => showBehind(null, "", d.error_code)),
     draw("retries", bars(retries, "broker", "retries", { title: "attempts after the first", tooltip: [{ field: "broker" }, { field: "retries", format: "," }] }),
       retries, [["broker", (r) => opener(r.broker, null, r.broker)], ["retries", (r) => r.retries, "n"]], "Retries by broker", (d) => showBehind(null, d.broker)),
-    draw("letters", { data: { values: letters }, height: 170, mark: { type: "area", interpolate: "step-after", line: true, opacity: .75 },
-      encoding: { x: { field: "from", type: "temporal", scale: timeScale(), axis: timeAxis() }, y: { field: "waiting", type: "quantitative", stack: true, axis: { title: "letters", tickCount: 4, format: "~s" } },
+    // An area is one mark, so it could show the numbers of one moment only: each step is a bar.
+    draw("letters", { data: { values: letters }, height: 170, mark: { type: "bar", strokeWidth: 0, opacity: .75 },
+      encoding: { x: { field: "from", type: "temporal", scale: timeScale(), axis: timeAxis() }, x2: { field: "to" }, y: { field: "waiting", type: "quantitative", stack: true, axis: { title: "letters", tickCount: 4, format: "~s" } },
         color: { field: "reason", type: "nominal", scale: { range: colours().brokers }, legend: { title: null } }, tooltip: [{ field: "label", title: "from" }, { field: "reason" }, { field: "waiting", format: "," }] } },
       letters, [["from", (r) => opener(when(r.from), r.step, "")], ["reason", (r) => r.reason], ["pending", (r) => r.waiting, "n"]],
       `Dead letters pending, ${zoneName()}`, click),
