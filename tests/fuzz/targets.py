@@ -144,7 +144,7 @@ def _spool_sample() -> bytes:
     ctx = RunContext("query", "run", 1, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")
     for acked in (3, 4):
         writer.write(epoch_row({"rows_in": acked, "acked": acked}, ctx, complete=True))
-    writer.close()
+    writer.flush()
     return buffer.getvalue()
 
 

@@ -85,7 +85,7 @@ def test_a_fold_makes_the_table_and_empties_the_spool(spark, tmp_path):
     spool(str(tmp_path), 0)
     spool(str(tmp_path), 1, rows=3)
     summary = fold(spark, str(tmp_path))
-    assert (summary.folds, summary.files, summary.rows, summary.torn_files) == (1, 2, 5, 0)
+    assert (summary.folds, summary.files, summary.rows) == (1, 2, 5)
     assert partitions(spark, tmp_path) == {0: 2, 1: 3}
     assert left(tmp_path) == []
     assert fold(spark, str(tmp_path)).folds == 0
@@ -182,7 +182,7 @@ def test_torn_files_give_their_whole_batches(spark, tables):
     data = path.read_bytes()
     path.rename(path.with_suffix(".arrow"))
     path.with_suffix(".arrow").write_bytes(data[:-100])
-    assert fold(spark, str(tables)).torn_files == 1
+    fold(spark, str(tables))
     assert partitions(spark, tables)[9100] == 2
     assert left(tables) == []
 

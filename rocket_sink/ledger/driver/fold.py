@@ -57,7 +57,7 @@ from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.transport.data_files import OverBatches
 from rocket_sink.ledger.transport.files import SEALED, SPOOL_FILE, put_aside, sealed_files
-from rocket_sink.ledger.transport.stream import is_whole, read_batches
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.private_file import check_folder
@@ -165,16 +165,15 @@ class _Contents(NamedTuple):
 class FoldSummary:
     """The result of a call of `fold`.
 
-    `torn_files` were cut by a crash; the table has their complete batches. `damaged` names files
-    whose content has changed; they are in quarantine. `left` names files that cannot be read now
-    and stay in the spool. `recovered` folds were begun by a process that died. `busy`: another live
-    process, the `holder`, had the lock, and this call did not fold all files."""
+    `damaged` names files whose content has changed; they are in quarantine. `left` names files that
+    cannot be read now and stay in the spool. `recovered` folds were begun by a process that died.
+    `busy`: another live process, the `holder`, had the lock, and this call did not fold all
+    files."""
 
     folds: int = 0
     files: int = 0
     rows: int = 0
     bytes: int = 0
-    torn_files: int = 0
     damaged: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     recovered: int = 0
@@ -397,12 +396,9 @@ class _Folder:
         """Append the rows, and delete the files when the log shows the commit."""
         self._step("append")
         paths = manifest.paths(self._spool)
-        torn = 0
         app_id = self._app_id(manifest.ledger_id)
         append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
         try:
-            if self._spool.is_local:  # Stores get complete files.
-                torn = sum(not is_whole(path, self._fs) for path in paths)
             if contents.rows is not None:
                 batches = [
                     batch
@@ -421,7 +417,7 @@ class _Folder:
                 "stay in its _spool until a fold has added their rows",
                 path=self._place.uri,
             ) from error
-        self._add(torn_files=torn, rows=append.rows)
+        self._add(rows=append.rows)
         keep_small(append)
         self._delete(manifest)
 

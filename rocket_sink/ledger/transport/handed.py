@@ -61,7 +61,7 @@ class RowsInMemory:
         """Return the rows for Spark; None if there are none."""
         if self._stream is None:
             return None
-        self._stream.close()
+        self._stream.flush()
         rows = HandedRows(self._ctx, self._file.getvalue())
         self.abort()
         return rows

@@ -51,8 +51,8 @@ class SpoolWriter:
                 if batch.num_rows:
                     self._stream = self._stream or BatchWriter(self._open())
                     self._stream.write(batch)
-            if self._file is not None:
-                self._file.flush()
+            if self._stream is not None:
+                self._stream.flush()
 
     def put(self, contents: Iterable[bytes]) -> None:
         """Write and seal one file with the rows of several contents (`handed.HandedRows`). After an
@@ -63,6 +63,7 @@ class SpoolWriter:
                 self._stream = BatchWriter(self._open())
                 for content in contents:
                     self._stream.copy(content)
+                self._stream.flush()
             self.seal()
         except BaseException:
             self._forget()
@@ -78,7 +79,6 @@ class SpoolWriter:
             return
         with self._errors():
             if self._file is not None:
-                self._file.flush()
                 os.fsync(self._file.fileno())
                 # Make the file's name durable, too.
                 folder = os.open(Path(self._path).parent, os.O_RDONLY)
@@ -93,9 +93,6 @@ class SpoolWriter:
         if self._file is None:
             return None
         with self._errors():
-            if self._stream is not None:
-                self._stream.close()
-            self._file.flush()
             seal = self._seal_local if self._place.is_local else self._upload
             sealed_path = seal(self._file)
             self._forget()
