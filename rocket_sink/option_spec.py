@@ -72,6 +72,7 @@ class Kind(enum.Enum):
     WEIGHTS = "name=number, ..."
     DURATIONS = "name=duration, ..."
     FAULT_TABLE = "ms:ms, ..."
+    BUDGET = "number or percentage"
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,16 @@ def _fault_table(value: Any) -> str:
     return ",".join(f"{latency}:{duration}" for latency, duration in sorted(pairs))
 
 
+def _budget(value: Any) -> str:
+    """Return a number of rows, a percentage of them with `%`, or an empty text: no limit."""
+    text = _text(value).replace(" ", "")
+    is_share = text.endswith("%")
+    number = float(text[:-1]) if is_share else _integer(text or 0)
+    if not 0 <= number <= (100 if is_share else math.inf):
+        raise ValueError(value)
+    return text
+
+
 _BOOLEANS: Final = "false", "true"
 _UNITS: Final = {Kind.MILLISECONDS, Kind.BYTES}
 _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
@@ -269,6 +280,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.WEIGHTS: (_weights,
                    "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.FAULT_TABLE: (_fault_table, "5.x, 4.x, off, or classes as in '50:0, 550:2s, 3s:30s'"),
+    Kind.BUDGET: (_budget, "a number of rows, or a percentage of them, as in 100 or 1%"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
 """{kind: (parser of values, description of legal values for errors)}"""

@@ -64,7 +64,6 @@ from rocket_sink.spark.session_checks import (
     check_reachable,
     check_rights,
     check_session,
-    has_budget,
     over_budget,
     refuse_chance,
     refused_runs,
@@ -176,8 +175,8 @@ class BatchWriter:
                 another query, or the ledger has only one of the epoch's frames.
             ConfigurationError: nothing tells the query, or this run of the query has already
                 written the epoch.
-            DeliveryError: more rows failed than `maxEpochFailures` or its ratio allows; or half
-                messages of a decided epoch were not committed (a restart commits them).
+            DeliveryError: more rows failed than `maxEpochFailures` allows; or half messages
+                of a decided epoch were not committed (a restart commits them).
         """
         session, stream = df.sparkSession, run_of(df)
         query, run = self._query_of(session, stream), stream.run_id
@@ -230,7 +229,7 @@ class BatchWriter:
             _confirm(session, place, ctx, sent)
         if transactions is not None:
             transactions.finish(query, epoch)
-        if has_budget(self._options):
+        if self._options.max_epoch_failures:
             check_budget(self._options, sent.counts, epoch)
 
     @micro_batches.uninterrupted()

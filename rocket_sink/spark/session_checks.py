@@ -3,10 +3,10 @@
 The driver refuses session settings that break a sink's promises, and warns of settings that weaken
 them. Tasks get the token of the ledger's folder (`ledger.token`), and look for it before they send.
 
-The driver checks an epoch's error budget (`maxEpochFailures`, `maxEpochFailureRatio`) after its
-tasks. If more failed, the write fails, but messages stay sent and dead letters stay in the ledger.
-After a restart, the data source runs the epoch again; foreachBatch goes on with the next epoch: the
-ledger has this one. foreach runs nothing on the driver then, so it has no such budget."""
+The driver checks an epoch's error budget (`maxEpochFailures`) after its tasks. If more failed, the
+write fails, but messages stay sent and dead letters stay in the ledger. After a restart, the data
+source runs the epoch again; foreachBatch goes on with the next epoch: the ledger has this one.
+foreach runs nothing on the driver then, so it has no such budget."""
 
 from __future__ import annotations
 
@@ -525,17 +525,13 @@ def task_slots(session: Any) -> int:
     return max(1, slots or context.defaultParallelism)
 
 
-def has_budget(options: SinkOptions) -> bool:
-    return options.max_epoch_failures >= 0 or options.max_epoch_failure_ratio < 1
-
-
 def refuse_budget(options: SinkOptions) -> None:
     """Raise a ConfigurationError if an epoch's budget is set, which foreach cannot keep."""
-    if has_budget(options):
+    if options.max_epoch_failures:
         raise ConfigurationError(
-            "maxEpochFailures and maxEpochFailureRatio need a step on the driver after each epoch, "
-            "which foreach does not have: use foreachBatch(sink.write_batch) or "
-            'format("rocketmq"), or the budget per task (maxFailures, maxFailureRatio)'
+            "maxEpochFailures needs a step on the driver after each epoch, which foreach does not "
+            'have: use foreachBatch(sink.write_batch) or format("rocketmq"), or the budget per '
+            "task (maxFailures)"
         )
 
 
@@ -550,12 +546,8 @@ def over_budget(
     """Return an error if more rows of the epoch (None: batch write) failed than is
     allowed. `counts` has the tasks' sums of rows_in, dead and unknown, and the first_error."""
     given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
-    limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
-    if 0 <= limit < given_up:
-        reason = f"maxEpochFailures={limit}"
-    elif exceeds(given_up, ratio, rows_in):
-        reason = f"maxEpochFailureRatio={ratio:g}"
-    else:
+    budget = options.max_epoch_failures
+    if not exceeds(given_up, budget, rows_in):
         return None
     where, advice = f" of epoch {epoch}", ""
     if epoch is None:
@@ -563,8 +555,9 @@ def over_budget(
         if options.app_id and options.delivery == "effectively_once":
             advice = "; another write under the same appId sends only rows that are not stored"
     return DeliveryError(
-        f"{given_up} of {rows_in} rows{where} could not be sent, more than {reason} allows: "
-        f"{counts['first_error']}. They are dead letters in the ledger{advice}",
+        f"{given_up} of {rows_in} rows{where} could not be sent, more than "
+        f"maxEpochFailures={budget} allows: {counts['first_error']}. They are dead letters in "
+        f"the ledger{advice}",
         counts={name: counts[name] for name in ("rows_in", "dead", "unknown")},
         first_error=counts["first_error"],
     )

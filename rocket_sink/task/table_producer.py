@@ -87,8 +87,7 @@ class TableProducer:
 
         Raises:
             ColumnError: the columns do not fit the row contract; nothing was sent.
-            DeliveryError: the options turn dead letters into errors (`onInvalid`, `onFailure`,
-                `maxFailures`, `maxFailureRatio`).
+            DeliveryError: the options turn dead letters into errors (`onInvalid`, `maxFailures`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
             LedgerError: the ledger's folder cannot be written. If it failed only at the end, rows
                 were sent; else none were.

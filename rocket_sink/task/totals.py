@@ -36,9 +36,12 @@ COUNTS: Final = tuple(_WORDS)
 _ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 
-def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Return whether more than `ratio` of the rows was given up (with floats, 29 > 0.29 * 100)."""
-    return given_up > Fraction(str(ratio)) * rows
+def exceeds(given_up: int, budget: str, rows: int) -> bool:
+    """Return whether more rows were given up than `budget` allows, which is a value of
+    `maxFailures`. Use fractions: with floats, 29 > 0.29 * 100."""
+    if budget.endswith("%"):
+        return given_up > Fraction(budget[:-1]) * rows / 100
+    return bool(budget) and given_up > int(budget)
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,9 @@ class RowTotals:
         rows = sum(codes.values())
         self.summary.dead += rows
         self.summary.invalid += rows
-        self._give_up(codes, example, policy=self._options.on_invalid, option="onInvalid")
+        self._give_up(codes, example)
+        if rows and self._options.on_invalid == "fail":
+            raise self._error(f"onInvalid=fail: {example}")
 
     def failed(self, outcome: Outcome, code: str, rows: int, example: str) -> None:
         if outcome is Outcome.UNKNOWN:
@@ -206,7 +211,7 @@ class RowTotals:
             self.summary.dead += rows
         if code == "HELD_BACK":
             self.summary.held_back += rows
-        self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
+        self._give_up({code: rows}, example)
 
     def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
         """Count rows of a request that was in flight when the task failed. No limits apply."""
@@ -234,10 +239,10 @@ class RowTotals:
                 f"{summary.rows_in} rows came in and {summary.accounted} are accounted for; the "
                 "task fails so that none is lost silently"
             )
-        if exceeds(summary.given_up, options.max_failure_ratio, summary.rows_in):
+        if exceeds(summary.given_up, options.max_failures, summary.rows_in):
             raise self._error(
                 f"{summary.given_up} of {summary.rows_in} rows could not be sent, more than "
-                f"maxFailureRatio={options.max_failure_ratio:g} allows"
+                f"maxFailures={options.max_failures} allows: {summary.first_error}"
             )
         was_useful = summary.acked or summary.degraded or summary.filtered
         is_down = None in self._failed_at or (bool(brokers) and self._failed_at >= {*brokers})
@@ -249,21 +254,22 @@ class RowTotals:
                 f"{summary.first_error}"
             )
 
-    def _give_up(self, codes: Mapping[str, int], example: str, *, policy: str, option: str) -> None:
+    def _give_up(self, codes: Mapping[str, int], example: str) -> None:
         summary, options = self.summary, self._options
         for code, rows in codes.items():
             summary.codes[code] = summary.codes.get(code, 0) + rows
         summary.first_error = summary.first_error or example
         if not any(codes.values()):
             return
-        if policy == "fail":
-            raise self._error(f"{option}=fail: {example}")
         if self._is_source and not options.ledger:
             raise self._error(
                 "a row cannot be sent and there is no ledger for dead letters (give the option "
                 f"ledger=PATH): {example}"
             )
-        if 0 <= options.max_failures < summary.given_up:
+        # The rows of a task are known at its end, so `check_balance` judges a percentage.
+        if not options.max_failures.endswith("%") and exceeds(
+            summary.given_up, options.max_failures, 0
+        ):
             raise self._error(
                 f"{summary.given_up} rows could not be sent, more than "
                 f"maxFailures={options.max_failures} allows: {example}"

@@ -29,7 +29,7 @@ def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:
     [
         ({"maxEpochFailures": 3}, counts(100, 2, 2), "maxEpochFailures=3"),
         ({"maxEpochFailures": 0}, counts(100, 1), "maxEpochFailures=0"),
-        ({"maxEpochFailureRatio": 0.1}, counts(100, 11), r"maxEpochFailureRatio=0\.1"),
+        ({"maxEpochFailures": "10%"}, counts(100, 11), "maxEpochFailures=10%"),
     ],
 )
 def test_beyond_the_budget(options: dict[str, Any], given: dict[str, Any], limit: str) -> None:
@@ -42,10 +42,8 @@ def test_beyond_the_budget(options: dict[str, Any], given: dict[str, Any], limit
     [
         ({}, counts(100, 100)),
         ({"maxEpochFailures": 3}, counts(100, 3)),
-        ({"maxEpochFailureRatio": 0.1}, counts(100, 10)),
-        ({"maxEpochFailureRatio": 0}, counts(0, 0)),
-        # 0.29 * 100 is 28.999999999999996.
-        ({"maxEpochFailureRatio": 0.29}, counts(100, 29)),
+        ({"maxEpochFailures": "0%"}, counts(0, 0)),
+        ({"maxEpochFailures": "29 %"}, counts(100, 29)),  # 0.29 * 100 is 28.999999999999996.
     ],
 )
 def test_within_the_budget(options: dict[str, Any], given: dict[str, Any]) -> None:

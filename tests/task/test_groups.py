@@ -204,10 +204,10 @@ def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path
     assert 0 < bad <= 4
 
 
-def test_onFailure_fail_ends_the_task(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_no_error_budget_ends_the_task(cluster: FakeCluster, tmp_path: Path) -> None:
     broker_of(cluster).on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=1)
     with pytest.raises(DeliveryError, match="too long"):
-        run_task(options(cluster, tmp_path, onFailure="fail"), CTX, delayed())
+        run_task(options(cluster, tmp_path, maxFailures=0), CTX, delayed())
 
 
 def test_no_group_where_order_counts(

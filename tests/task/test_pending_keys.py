@@ -147,7 +147,7 @@ def test_an_attempt_that_fails_lets_go_of_nothing(cluster: FakeCluster, tmp_path
     send(cluster, tmp_path, CTX, "a")
     refuse(cluster, 1)
     with pytest.raises(DeliveryError):
-        send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ba", onFailure="fail")
+        send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ba", maxFailures=0)
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": {"a"}}
 
 

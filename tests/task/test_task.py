@@ -457,10 +457,10 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"onFailure": "fail"}, "onFailure=fail"),
+            ({"maxFailures": 0}, "1 rows .* maxFailures=0"),
             ({"ledger": ""}, "no ledger"),
             ({"maxFailures": 4}, "maxFailures=4"),
-            ({"maxFailureRatio": 0.2}, "maxFailureRatio=0.2"),
+            ({"maxFailures": "20%"}, "5 of 5 rows .* maxFailures=20% .*busy"),
         ],
     )
     def test_error_budgets(self, options: dict[str, Any], text: str) -> None:
@@ -469,13 +469,13 @@ class TestFailures:
             run.feed(body=bodies(5)).finish()
 
     def test_a_budget_that_is_kept(self) -> None:
-        run = Run(StubEngine(), maxFailures=2, maxFailureRatio=0.5)
+        run = Run(StubEngine(), maxFailures=2)
         run.feed(body=[b"a", None, b"c", None]).finish()
         assert run.summary.dead == 2
 
     def test_exactly_the_allowed_share(self) -> None:
         """0.29 * 100 is 28.999999999999996."""
-        run = Run(StubEngine(), maxFailureRatio=0.29)
+        run = Run(StubEngine(), maxFailures="29%")
         run.feed(body=[None] * 29 + [b"a"] * 71).finish()
         assert run.summary.dead == 29
 

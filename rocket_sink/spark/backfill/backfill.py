@@ -305,8 +305,7 @@ def _sums(condition: str) -> list[Column]:
 def backfill_options(options: SinkOptions) -> SinkOptions:
     """Return the sink's options for a backfill: failures are reported, not raised."""
     changes: dict[str, Any] = {
-        "onInvalid": "dead_letter", "onFailure": "dead_letter",
-        "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,
+        "onInvalid": "dead_letter", "maxFailures": "", "columns": None, "orderBy": None,
         "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
     }  # fmt: skip
     if options.delivery == "transactional":

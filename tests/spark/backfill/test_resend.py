@@ -547,12 +547,11 @@ def test_results_of_tasks_add_up() -> None:
 class TestBackfillOptions:
     def test_failures_are_told_and_not_raised(self) -> None:
         settings = SinkOptions.parse(
-            ledger="l", nameServer="a:1", onFailure="fail", onInvalid="fail", maxFailures=3,
-            maxFailureRatio=0.1, columns="body=payload", bodyFormat="json", orderBy="x",
+            ledger="l", nameServer="a:1", onInvalid="fail", maxFailures=3,
+            columns="body=payload", bodyFormat="json", orderBy="x",
         )  # fmt: skip
         reduced = backfill_options(settings)
-        assert (reduced.on_failure, reduced.on_invalid) == ("dead_letter", "dead_letter")
-        assert (reduced.max_failures, reduced.max_failure_ratio) == (-1, 1.0)
+        assert (reduced.max_failures, reduced.on_invalid) == ("", "dead_letter")
         assert (reduced.columns, reduced.body_format, reduced.order_by) == ((), "column", "")
         assert reduced.name_servers == ("a:1",)
 
