@@ -73,6 +73,7 @@ class Kind(enum.Enum):
     DURATIONS = "name=duration, ..."
     FAULT_TABLE = "ms:ms, ..."
     BUDGET = "number or percentage"
+    BATCH = "ms, bytes"
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,12 @@ def _budget(value: Any) -> str:
     return text
 
 
+def _batch(value: Any) -> tuple[int, int] | None:
+    """Return (delay in ms, size in bytes) of `10ms, 32KiB`; None for an empty text."""
+    delay, _, size = _text(value).partition(",")
+    return (_scaled(delay, _MS_SCALES), _scaled(size or "32KiB", _BYTE_SCALES)) if delay else None
+
+
 _BOOLEANS: Final = "false", "true"
 _UNITS: Final = {Kind.MILLISECONDS, Kind.BYTES}
 _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
@@ -281,6 +288,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
                    "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.FAULT_TABLE: (_fault_table, "5.x, 4.x, off, or classes as in '50:0, 550:2s, 3s:30s'"),
     Kind.BUDGET: (_budget, "a number of rows, or a percentage of them, as in 100 or 1%"),
+    Kind.BATCH: (_batch, "a delay and a size, as in '10ms, 32KiB'"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
 """{kind: (parser of values, description of legal values for errors)}"""

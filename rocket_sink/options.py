@@ -77,13 +77,10 @@ class SinkOptions:
     max_messages_per_second: int = option("maxMessagesPerSecond", Kind.INTEGER, 0, _S, "most messages per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)
     max_bytes_per_second: int = option("maxBytesPerSecond", Kind.BYTES, 0, _S, "most body bytes per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)
     rate_tasks: int = option("rateTasks", Kind.INTEGER, 0, _S, "tasks that run at once, among which the limits per second are divided evenly; 0: the task slots that Spark has when the write starts (format(\"rocketmq\"): when register is called); a producer of its own is one", low=0)
-    auto_batch: bool = option("autoBatch", Kind.BOOLEAN, False, _S, "gather asynchronous sends into batches", java="autoBatch")
-    batch_max_delay_ms: int = option("batchMaxDelayMs", Kind.MILLISECONDS, 10, _S, "longest time a message waits for its batch", low=1, high=30_000, aliases=("linger.ms",), java="batchMaxDelayMs")
-    batch_max_bytes: int = option("batchMaxBytes", Kind.BYTES, 32_768, _S, "size at which a gathered batch is sent", low=1, high=2_097_152, java="batchMaxBytes")
+    auto_batch: tuple[int, int] | None = option("autoBatch", Kind.BATCH, None, _S, "gather asynchronous sends into batches: the longest time in which a message waits for its batch, and the size at which the batch is sent, as in '10ms, 32KiB', which true means; empty: do not", low=1, high=2_097_152, java="autoBatch", booleans=("", "10ms,32KiB"))
     request_max_bytes: int = option("requestMaxBytes", Kind.BYTES, 1_048_576, _S, "largest batch request of the Spark lanes", low=1024, high=4_194_304)
     request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=BATCH_MAX_MESSAGES)
-    enable_trace: bool = option("enableTrace", Kind.BOOLEAN, False, _S, "write message traces to the trace topic: Producer those of all messages, Spark lanes and TableProducer those of traceSample", java="enableTrace")
-    trace_sample: float = option("traceSample", Kind.NUMBER, 0.01, _S, "Spark lanes and TableProducer, with enableTrace: share of requests that are traced", low=0, high=1)
+    trace_sample: float = option("traceSample", Kind.NUMBER, 0.0, _S, "share of the messages (Spark lanes and TableProducer: of the requests) whose traces go to the trace topic, as in 0.01; 0: none", low=0, high=1, aliases=("enableTrace",), java="enableTrace", booleans=("0", "1"))
     trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
 
     fault_table: str = option("faultTable", Kind.FAULT_TABLE, "5.x", _R, "for how long a broker is avoided after an answer that took so long: the table of RocketMQ 5.x or 4.x, or LATENCY:DURATION, ..., as in '50:0, 550:2s, 3s:30s'; a failure counts as 10 s (4.x: 30 s). off: brokers that are slow or failing are not avoided", aliases=("sendLatencyFaultEnable", "sendLatencyEnable"), java="sendLatencyEnable", booleans=("off", "5.x"))
@@ -351,6 +348,9 @@ _INSTEAD: Final = {
     **dict.fromkeys(map(_plain, _NO_SETTING), "leave it out: this client has no such setting"),
     **dict.fromkeys(
         ("latencymax", "notavailableduration"), "write faultTable=LATENCY:DURATION, ..."
+    ),
+    **dict.fromkeys(
+        ("batchmaxdelayms", "batchmaxbytes", "lingerms"), "write autoBatch=DELAY, SIZE"
     ),
     _plain("mqClientApiTimeout"): "connectTimeoutMs is the wait for name servers, too",
 }

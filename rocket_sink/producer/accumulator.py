@@ -1,9 +1,9 @@
 """Automatic batching of asynchronous sends (`autoBatch`; Java's ProduceAccumulator).
 
-Messages with the same topic and `wait_store` form a batch. A batch is sent when it has
-`batchMaxBytes`, when its first message is `batchMaxDelayMs` old, or when the producer closes.
-Bodies in batches are not compressed. A message is sent alone if it has a queue, selector, time-out,
-sharding key, delay, priority or lite topic, a retry topic, or a body of `batchMaxBytes` (or of
+Messages with the same topic and `wait_store` form a batch. A batch is sent when it has the size of
+`autoBatch`, when its first message has the age of `autoBatch`, or when the producer closes. Bodies
+in batches are not compressed. A message is sent alone if it has a queue, selector, time-out,
+sharding key, delay, priority or lite topic, a retry topic, or a body of the size of a batch (or of
 `maxMessageSize`) or more."""
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class BatchAccumulator:
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         """`builder` is for the driving thread alone."""
         self._builder, self._driver = builder, driver
-        self._max_bytes = min(options.batch_max_bytes, options.max_message_size_bytes)
+        delay_ms, batch_bytes = options.auto_batch or (0, 0)
+        self._max_bytes = min(batch_bytes, options.max_message_size_bytes)
         self._requests = driver.thread.queue.requests
         self._limit = _WAITING * self._max_bytes
-        self._delay_s = options.batch_max_delay_ms / 1000
+        self._delay_s = delay_ms / 1000
         self._new: deque[tuple[Entry, int]] = deque()
         self._new_bytes = 0
         """About the bytes in `_new`: threads add without a lock, and `run` resets."""

@@ -395,7 +395,7 @@ class Producer:
 
     @property
     def tracer(self) -> Tracer | None:
-        """The tracer, which counts lost traces; None without `enableTrace`."""
+        """The tracer, which counts lost traces; None without `traceSample`."""
         return self._session.tracer
 
     # --- sessions and requests ---------------------------------------------------------------
@@ -534,7 +534,7 @@ class ClientSession:
     """The parts of a producer that belong to one process (`of_pid`). A forked child makes a new
     session, because it must not use its parent's connections, its inherited locks may have been
     held during the fork, and brokers must learn its own client id. Without `autoBatch` there is no
-    accumulator, and without `enableTrace` no tracer. The producer adds `tracer` to its hooks."""
+    accumulator, and without `traceSample` no tracer. The producer adds `tracer` to its hooks."""
 
     def __init__(
         self,
@@ -569,7 +569,7 @@ class ClientSession:
             self.accumulator = BatchAccumulator(options, own_builder, driver)
             driver.thread.tasks.append(self.accumulator)
         self.tracer: Tracer | None = None
-        if options.enable_trace:
+        if options.trace_sample:
             self.tracer = Tracer(options, own_builder, driver)
             driver.thread.tasks.append(self.tracer)
         finish_at_end(self)

@@ -1,11 +1,12 @@
 """Message traces, sent to the trace topic.
 
-`Tracer` collects the traces of a producer, one line per message (AsyncTraceDispatcher). It sends
-them when it has 100 lines, or 500 ms after the first line. A trace message has up to 128 kB of
-lines, all for one topic. Traces never fail a send: the tracer drops and counts lines that cannot be
-sent, and new lines while 2048 lines wait. It does not trace messages to the trace topic, or
-messages whose answer has TRACE_ON=false. As in Java, the trace topic has no namespace, and neither
-have the topics and groups in traces.
+`Tracer` collects the traces of a producer, one line per message in the sample of `traceSample`
+(AsyncTraceDispatcher). The message's id decides, so the end of a transaction is traced if its half
+message is. It sends them when it has 100 lines, or 500 ms after the first line. A trace message has
+up to 128 kB of lines, all for one topic. Traces never fail a send: the tracer drops and counts
+lines that cannot be sent, and new lines while 2048 lines wait. It does not trace messages to the
+trace topic, or messages whose answer has TRACE_ON=false. As in Java, the trace topic has no
+namespace, and neither have the topics and groups in traces.
 
 `RequestTraces` traces a sample of the requests of one engine (`traceSample`). It sends each trace
 at once and oneway, so no request waits for a trace, and no broker seems slow because of traces."""
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from zlib import crc32
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
@@ -78,6 +80,7 @@ class Tracer(_TraceSender, SendHook):
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         super().__init__(options, builder)
+        self._sample = options.trace_sample
         self._driver = driver
         self._lines: deque[Trace] = deque()
         self._due_s = math.inf
@@ -136,6 +139,8 @@ class Tracer(_TraceSender, SendHook):
         )
 
     def _add(self, line: Trace) -> None:
+        if crc32(line.message_id.encode()) >= self._sample * 2**32:
+            return
         if len(self._lines) >= _HELD:
             self.dropped += 1
             return

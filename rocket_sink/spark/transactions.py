@@ -357,7 +357,7 @@ class TransactionChecker:
         self._watched: set[str] = set()
         group = self._committer.group
         self._producer = Producer(
-            self.options.with_(producerGroup=group, autoBatch=False, enableTrace=False),
+            self.options.with_(producerGroup=group, autoBatch=False, traceSample=0),
             transaction_listener=CheckBacks(
                 self._committer.members, self._is_visible, self._end, on_decision=self.on_decision
             ),

@@ -117,7 +117,7 @@ class TaskSender:
         self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
         self._half = bool(half_properties)
         self._traces: RequestTraces | None = None
-        if options.enable_trace and options.trace_sample:
+        if options.trace_sample:
             from rocket_sink.producer.tracing import RequestTraces
 
             self._traces = RequestTraces(options, engine)

@@ -16,7 +16,8 @@ def make(cluster):
     producers = []
 
     def producer(**options):
-        producers.append(Producer(nameServer=cluster.name_server, autoBatch=True, **options))
+        options = {"nameServer": cluster.name_server, "autoBatch": True, **options}
+        producers.append(Producer(**options))
         return producers[-1]
 
     yield producer
@@ -29,7 +30,7 @@ def sends(cluster, code):
 
 
 def test_each_message_has_its_own_result(cluster, make):
-    producer = make(batchMaxDelayMs=5)
+    producer = make(autoBatch="5ms")
     futures = {b"%d" % n: producer.send_async(Message("orders", b"%d" % n)) for n in range(50)}
     results = {body: future.result(5) for body, future in futures.items()}
     stored = {m.body: m for m in cluster.messages("orders")}
@@ -45,7 +46,7 @@ def test_each_message_has_its_own_result(cluster, make):
 
 
 def test_by_size_without_waiting(cluster, make):
-    producer = make(batchMaxDelayMs=30_000, batchMaxBytes=2000)
+    producer = make(autoBatch="30s, 2000")
     futures = [producer.send_async(Message("orders", b"x" * 300)) for _ in range(20)]
     futures[0].result(5)
     assert all(len(f.body) <= 2000 for b in cluster.brokers for f in b.requests if f.body)
@@ -55,7 +56,7 @@ def test_by_size_without_waiting(cluster, make):
 
 
 def test_texts_that_take_more_bytes_than_characters(cluster, make):
-    producer = make(batchMaxDelayMs=30_000, batchMaxBytes=2000)
+    producer = make(autoBatch="30s, 2000")
     futures = [producer.send_async(Message("orders", b"x", keys=("ü" * 300,))) for _ in range(20)]
     producer.close(2)
     assert len({future.result(0).message_id for future in futures}) == 20
@@ -64,7 +65,7 @@ def test_texts_that_take_more_bytes_than_characters(cluster, make):
 
 
 def test_properties_that_are_too_large_are_refused_at_once(make):
-    producer = make(batchMaxDelayMs=30_000)
+    producer = make(autoBatch="30s")
     for texts in ({"keys": ("ü" * 20_000,)}, {"properties": {"p": "x" * 40_000}}):
         with pytest.raises(MessageError, match="the limit is") as caught:
             producer.send_async(Message("orders", b"x", **texts))
@@ -72,7 +73,7 @@ def test_properties_that_are_too_large_are_refused_at_once(make):
 
 
 def test_what_cannot_be_batched_is_sent_alone(cluster, make):
-    producer = make(batchMaxDelayMs=30_000, batchMaxBytes=1000)
+    producer = make(autoBatch="30s, 1000")
     queue = producer.fetch_publish_message_queues("orders")[0]
     futures = [
         producer.send_async(Message("orders", b"x", sharding_key="k")),

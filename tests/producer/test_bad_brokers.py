@@ -98,7 +98,7 @@ def by_key(producer: Producer, count: int) -> None:
 Mode = Callable[[Producer, int], None]
 MODES: dict[str, tuple[Mode, dict[str, Any], tuple[int, ...]]] = {
     "async": (by_async, {}, IN_FLIGHT),
-    "automatic batches": (by_async, {"autoBatch": True, "batchMaxDelayMs": 1}, IN_FLIGHT),
+    "automatic batches": (by_async, {"autoBatch": "1ms"}, IN_FLIGHT),
     "threads": (by_threads, {}, (64, 256)),
     "batches": (by_batches, {}, (64,)),
     "best effort": (by_key, {"ordering": "best_effort"}, (200,)),

@@ -142,9 +142,7 @@ def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
 
 def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_closes(cluster):
     cluster.brokers[0].on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "illegal"), times=1)
-    with Producer(
-        nameServer=cluster.name_server, autoBatch=True, batchMaxDelayMs=30_000
-    ) as producer:
+    with Producer(nameServer=cluster.name_server, autoBatch="30s") as producer:
         producer.fetch_publish_message_queues("orders")
         futures = [producer.send_async(Message("orders", b"%d" % n)) for n in range(3)]
     assert [future.result(WAIT_S).status for future in futures] == ["SEND_OK"] * 3

@@ -46,7 +46,7 @@ def test_messages_and_waiters_are_freed(make_producer, mode, auto_batch, monkeyp
 
     for module in ("driver", "engine_thread", "producer"):
         monkeypatch.setattr(f"rocket_sink.producer.{module}.Waiter", Watched)
-    producer = make_producer(autoBatch=auto_batch, batchMaxDelayMs=1, sendMsgTimeout=60_000)
+    producer = make_producer(autoBatch="1ms" if auto_batch else "", sendMsgTimeout=60_000)
     message = Message("orders", b"x")
     freed = weakref.ref(message)
     SENDS[mode](producer, message)

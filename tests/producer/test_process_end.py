@@ -79,7 +79,7 @@ threading.Thread(target=later).start()
     "first send at exit": "atexit.register(work, p)",
     "a producer made at exit": "atexit.register(work)",
     "first batch at exit": "atexit.register(work, Producer(autoBatch=True))",
-    "batches": "work(Producer(autoBatch=True, batchMaxDelayMs=30_000))",
+    "batches": "work(Producer(autoBatch='30s'))",
     "a thread of a child outlives its target": """
 def target():
     work(p)

@@ -21,7 +21,8 @@ def make(cluster):
     producers = []
 
     def producer(**options):
-        producers.append(Producer(nameServer=cluster.name_server, enableTrace=True, **options))
+        options = {"nameServer": cluster.name_server, "traceSample": 1, **options}
+        producers.append(Producer(**options))
         return producers[-1]
 
     yield producer
@@ -31,6 +32,17 @@ def make(cluster):
 
 def traces(cluster, topic=TOPIC):
     return [t for m in cluster.messages(topic) for t in decode_trace(m.body.decode())]
+
+
+def test_a_sample_has_both_ends_of_a_transaction(cluster, make):
+    producer = make(traceSample=0.5)
+    for _ in range(40):
+        producer.send_in_transaction(Message("orders", b"y"), lambda m, a: COMMIT)
+    producer.close()
+    lines = traces(cluster)
+    ends = {line.message_id for line in lines if isinstance(line, EndTransactionTrace)}
+    assert ends == {line.message_id for line in lines if isinstance(line, PubTrace)}
+    assert 0 < len(ends) < 40
 
 
 def test_every_message_has_its_line(cluster, make):

@@ -166,7 +166,7 @@ def test_mqadmin_finds_the_traces_of_rows(
     make_topic(local_cluster, topic)
     options = SinkOptions.parse(
         nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path),
-        enableTrace=True, traceSample=1, producerGroup=f"group-{column[0]}",
+        traceSample=1, producerGroup=f"group-{column[0]}",
     )  # fmt: skip
     columns = {"body": [b"x"] * 700, "message_id": [f"{column}-{n}" for n in range(700)]}
     columns[column] = pa.array([1] * 700, pa.int32()) if "delay" in column else ["one"] * 700

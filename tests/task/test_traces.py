@@ -32,7 +32,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
     defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
-                "enableTrace": True, "traceSample": 1, "producerGroup": "g", **options}  # fmt: skip
+                "traceSample": 1, "producerGroup": "g", **options}  # fmt: skip
     return run_task(SinkOptions.parse(defaults), CTX, columns)
 
 
@@ -78,11 +78,8 @@ def test_messages_of_a_group_are_drawn_one_by_one(cluster: FakeCluster, tmp_path
         assert line.body_length == len(ids[line.message_id])
 
 
-@pytest.mark.parametrize("options", [{"enableTrace": False}, {"traceSample": 0}])
-def test_none_without_the_option(
-    cluster: FakeCluster, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    assert send(cluster, tmp_path, {"body": [b"x"]}, **options).acked == 1
+def test_none_without_the_option(cluster: FakeCluster, tmp_path: Path) -> None:
+    assert send(cluster, tmp_path, {"body": [b"x"]}, traceSample=0).acked == 1
     assert not cluster.messages(TOPIC)
 
 
