@@ -236,7 +236,7 @@ def _weights(value: Any) -> tuple[tuple[str, float], ...]:
 
 def _durations(value: Any) -> tuple[tuple[str, int], ...]:
     spans = tuple((name, _scaled(span, _MS_SCALES)) for name, span in _columns(value))
-    if any(span <= 0 for _, span in spans):
+    if any(span < 0 for _, span in spans):
         raise ValueError(value)
     return spans
 

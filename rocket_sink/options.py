@@ -21,7 +21,7 @@ from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
 from rocket_sink.text import nearest
 
-NO_TEMPLATE: Final = "createTopicKey is empty, as it is by default with ordering=strict"
+NO_TEMPLATE: Final = "createTopic is empty, as it is by default with ordering=strict"
 """The reason why no topic is created (`SinkOptions.template_topic`), for messages."""
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
@@ -56,15 +56,13 @@ class SinkOptions:
     tls_server_name: str = option("tlsServerName", Kind.TEXT, "", _C, "name to verify in the server's certificate instead of the address")
 
     topic: str = option("topic", Kind.TEXT, "", _M, "topic of all rows; wins over the topic column")
-    create_topic_key: str = option("createTopicKey", Kind.TEXT, "auto", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create; auto: TBW102, or with ordering=strict never create, because the first send makes a topic on one broker only", java="createTopicKey")
-    default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
+    create_topic: str = option("createTopic", Kind.TEXT, "auto", _M, "template topic whose route is used for a topic that does not exist yet, optionally with the most queues per broker, as in TBW102:8 (else 4); empty: never create; auto: TBW102, or with ordering=strict never create, because the first send makes a topic on one broker only", aliases=("createTopicKey",), java="createTopicKey")
     max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
-    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; those in batches with compressBatches only", low=0, java="compressMsgBodyOverHowmuch")
+    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; those in batches by compressType=...-all only", low=0, java="compressMsgBodyOverHowmuch")
     compress_level: int = option("compressLevel", Kind.INTEGER, -1, _M, "compression level of zlib and zstd; lz4 has none. -1: 5 for zlib, as in Java's client, and 1 for zstd", low=-1, high=9, java="compressLevel")
-    compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
+    compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages; zlib-all, lz4-all, zstd-all: Spark lanes compress the bodies inside batches too, each by itself, and bodies that do not shrink travel in requests of their own", choices=("none", "zlib", "lz4", "zstd", "zlib-all", "lz4-all", "zstd-all"), java="compressType")
     allow_system_topics: bool = option("allowSystemTopics", Kind.BOOLEAN, False, _M, "let the topic column name topics that brokers use themselves (TBW102, RMQ_SYS_..., %RETRY%..., names of brokers and clusters); else such a row is a dead letter")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
-    compress_batches: bool = option("compressBatches", Kind.BOOLEAN, False, _M, "Spark lanes: compress the bodies inside batches too, each by itself, from compressMsgBodyOverHowmuch on; bodies that do not shrink travel in requests of their own")
 
     send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")
     attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of the remaining time", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
@@ -79,7 +77,7 @@ class SinkOptions:
     rate_tasks: int = option("rateTasks", Kind.INTEGER, 0, _S, "tasks that run at once, among which the limits per second are divided evenly; 0: the task slots that Spark has when the write starts (format(\"rocketmq\"): when register is called); a producer of its own is one", low=0)
     auto_batch: tuple[int, int] | None = option("autoBatch", Kind.BATCH, None, _S, "gather asynchronous sends into batches: the longest time in which a message waits for its batch, and the size at which the batch is sent, as in '10ms, 32KiB', which true means; empty: do not", low=1, high=2_097_152, java="autoBatch", booleans=("", "10ms,32KiB"))
     request_max_bytes: int = option("requestMaxBytes", Kind.BYTES, 1_048_576, _S, "largest batch request of the Spark lanes", low=1024, high=4_194_304)
-    request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=BATCH_MAX_MESSAGES)
+    request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes; foreach gathers twice as many rows, or 16 MiB of bodies", low=1, high=BATCH_MAX_MESSAGES)
     trace_sample: float = option("traceSample", Kind.NUMBER, 0.0, _S, "share of the messages (Spark lanes and TableProducer: of the requests) whose traces go to the trace topic, as in 0.01; 0: none", low=0, high=1, aliases=("enableTrace",), java="enableTrace", booleans=("0", "1"))
     trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
 
@@ -107,18 +105,15 @@ class SinkOptions:
 
     ledger: str = option("ledger", Kind.TEXT, "", _L, "path of the Delta ledger; without one a row that cannot be sent fails the task")
     ledger_via: str = option("ledgerVia", Kind.CHOICE, "auto", _L, "foreach and data source: how a task's ledger rows reach the driver. spool: files in the ledger's folder, where those of a failed or killed task stay on record too. spark: with the task's result (commit message, accumulator), so that tasks need no way to the ledger; what failed tasks sent is then not in it. auto: spark where the ledger is on a store that tasks cannot reach, else spool", choices=("auto", "spool", "spark"))
-    include_body: bool = option("dlqIncludeBody", Kind.BOOLEAN, True, _L, "keep bodies in dead letters (a backfill needs them)", aliases=("dlq.includeBody",))
     fold_interval_ms: int = option("foldIntervalMs", Kind.MILLISECONDS, 10_000, _L, "shortest time between two folds of the spool into the ledger while a query runs", low=0)
-    ledger_retention_ms: tuple[tuple[str, int], ...] = option("ledgerRetention", Kind.DURATIONS, (), _L, "how long rows of the ledger stay, by kind, as in 'send=7d, epoch=400d' (others stay for ever); checked once a day while a query runs. Dead letters that are pending, open transactions and the last epochs of a query stay in any case. Where Spark's Delta commits to the ledger, all rows stay, and a warning says so")
-    settled_body_retention_ms: int = option("settledBodyRetention", Kind.MILLISECONDS, 604_800_000, _L, "how long the ledger keeps the bodies of dead letters that have been stored or dropped; the letters stay, with digests; 0: the bodies stay, too, as they do where Spark's Delta commits to the ledger", low=0)
+    ledger_retention_ms: tuple[tuple[str, int], ...] = option("ledgerRetention", Kind.DURATIONS, (), _L, "how long rows of the ledger stay, by kind, as in 'send=7d, epoch=400d' (others stay for ever); checked once a day while a query runs. Dead letters that are pending, open transactions and the last epochs of a query stay in any case. body: how long bodies of dead letters stay that have been stored or dropped (7d, unless it is set); body=0: the ledger has digests of bodies only, so a backfill cannot send these letters. Where Spark's Delta commits to the ledger, everything stays, and a warning says so")
 
     columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
     body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
     json_nulls: str = option("jsonNulls", Kind.CHOICE, "drop", _K, "bodyFormat=json: fields that are null in a row. drop: left out, as Spark's to_json does by default; keep: written as null", choices=("drop", "keep"))
     strict_columns: bool = option("strictColumns", Kind.BOOLEAN, False, _K, "refuse columns that the row contract does not know")
     order_by: str = option("orderBy", Kind.TEXT, "", _K, "column that sorts a key's rows inside a task")
-    gather_rows: int = option("gatherRows", Kind.INTEGER, 8000, _K, "foreach: rows gathered into one Arrow batch; fewer where their bodies reach 16 MiB", low=1, high=1_000_000)
-    gather_max_delay_ms: int = option("gatherMaxDelayMs", Kind.MILLISECONDS, 50, _K, "foreach: longest time a row waits for others in Python where Spark hands rows out slowly; 0: until gatherRows, or the end of the task. 50: at 1,000 rows/s it costs 1 % of a core (20: 9 %, 5: 26 %, and two to six times as many ledger rows). A delay gives rows ids of their own, for 0.7 CPU seconds per million; orderBy waits for the end of the task. What Spark keeps back before is not in it", low=0, high=30_000)
+    gather_max_delay_ms: int = option("gatherMaxDelayMs", Kind.MILLISECONDS, 50, _K, "foreach: longest time a row waits for others in Python where Spark hands rows out slowly; 0: until there are enough rows, or the end of the task. 50: at 1,000 rows/s it costs 1 % of a core (20: 9 %, 5: 26 %, and two to six times as many ledger rows). A delay gives rows ids of their own, for 0.7 CPU seconds per million; orderBy waits for the end of the task. What Spark keeps back before is not in it", low=0, high=30_000)
     producer_cache_timeout_ms: int = option("producerCacheTimeout", Kind.MILLISECONDS, 600_000, _K, "an idle producer of a worker is closed after this", low=0, aliases=("spark.rocketmq.producer.cache.timeout",))
     allow_speculation: bool = option("allowSpeculation", Kind.BOOLEAN, False, _K, "run although spark.speculation sends rows twice")
     app_id: str = option("appId", Kind.TEXT, "", _K, "names the query in the ledger where Spark gives no query id; in a stream it belongs to one checkpoint, and a start from another one is refused")
@@ -170,9 +165,20 @@ class SinkOptions:
     @property
     def template_topic(self) -> str:
         """The topic whose route is used for a topic that does not exist; empty: none is created."""
-        if self.create_topic_key != "auto":
-            return self.create_topic_key
+        topic = self.create_topic.partition(":")[0]
+        if topic != "auto":
+            return topic
         return "" if self.ordering == "strict" else "TBW102"
+
+    @property
+    def default_topic_queue_nums(self) -> int:
+        """The most queues per broker of a topic that is created."""
+        return int(self.create_topic.partition(":")[2] or 4)
+
+    @property
+    def body_retention_ms(self) -> int:
+        """How long bodies of settled dead letters stay; 0: the ledger has no bodies."""
+        return dict(self.ledger_retention_ms).get(BODY, 604_800_000)
 
     @property
     def using_ledger_files(self) -> tuple[str, ...]:
@@ -220,6 +226,8 @@ LEDGER_KINDS: Final = (
     "send", "dead_letter", "resolution", "isolation", "epoch", "backfill", "transaction",
 )  # fmt: skip
 """The kinds of ledger rows (`ledger.schema.KINDS`)."""
+BODY: Final = "body"
+"""The name of bodies of dead letters in `ledgerRetention`."""
 _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
@@ -276,8 +284,11 @@ def _checked(options: SinkOptions) -> SinkOptions:
         (options.ledger_via == "spark" and options.using_ledger_files, "ledgerVia",
          (f"ledgerVia=spark lets tasks do without the ledger's folder, in which "
           f"{' and '.join(options.using_ledger_files)} keeps notes; leave one of them out")),
-        (not {kind for kind, _ in options.ledger_retention_ms} <= set(LEDGER_KINDS), "ledgerRetention",
-         f"option ledgerRetention: the kinds of ledger rows are {', '.join(LEDGER_KINDS)}"),
+        (any(name != BODY and not (ms and name in LEDGER_KINDS)
+             for name, ms in options.ledger_retention_ms), "ledgerRetention",
+         f"option ledgerRetention: rows of {', '.join(LEDGER_KINDS)} stay for more than 0"),
+        (not re.fullmatch(r"[^:]*(:[1-9][0-9]{0,4})?", options.create_topic), "createTopic",
+         f"option createTopic: {options.create_topic!r} is no topic and number of queues"),
         (options.dead_letter_topic
          and with_namespace(options.namespace, options.dead_letter_topic)
          == with_namespace(options.namespace, options.topic),
@@ -340,21 +351,20 @@ _BY_NAME: Final[dict[str, Option]] = {
 }
 
 
-_NO_SETTING: Final = (
-    "vipChannelEnabled", "clientChannelMaxIdleTimeSeconds", "serializeType", "startDetectorEnable",
-    "detectTimeout", "detectInterval",
-)  # fmt: skip
 _INSTEAD: Final = {
-    **dict.fromkeys(map(_plain, _NO_SETTING), "leave it out: this client has no such setting"),
-    **dict.fromkeys(
-        ("latencymax", "notavailableduration"), "write faultTable=LATENCY:DURATION, ..."
-    ),
-    **dict.fromkeys(
-        ("batchmaxdelayms", "batchmaxbytes", "lingerms"), "write autoBatch=DELAY, SIZE"
-    ),
-    _plain("mqClientApiTimeout"): "connectTimeoutMs is the wait for name servers, too",
-}
-"""{plain name of an option of Java: what to write instead}"""
+    _plain(name): hint
+    for names, hint in (
+        ("vipChannelEnabled clientChannelMaxIdleTimeSeconds", "leave it out: nothing needs it here"),
+        ("startDetectorEnable detectTimeout detectInterval", "leave it out: probes need no setting"),
+        ("serializeType", "leave it out: headers are JSON"),
+        ("mqClientApiTimeout", "connectTimeoutMs is the wait for name servers, too"),
+        ("latencyMax notAvailableDuration", "write faultTable=LATENCY:DURATION, ..."),
+        ("batchMaxDelayMs batchMaxBytes linger.ms", "write autoBatch=DELAY, SIZE"),
+        ("defaultTopicQueueNums", "write createTopic=TBW102:NUMBER"),
+    )
+    for name in names.split()
+}  # fmt: skip
+"""{plain name of an option of Java or Kafka: what to do instead}"""
 
 
 def find_option(name: str) -> Option:

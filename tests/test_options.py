@@ -38,7 +38,7 @@ def test_names_are_unique_in_every_spelling() -> None:
     ("given", "words"),
     [
         ({"nameservr": "x"}, ["nameservr", "did you mean 'nameServer'"]),
-        ({"rocketmq.serialize.type": "ROCKETMQ"}, ["leave it out"]),
+        ({"rocketmq.serialize.type": "ROCKETMQ"}, ["leave it out: headers are JSON"]),
         ({"mqClientApiTimeout": 3000}, ["connectTimeoutMs"]),
         ({"latencyMax": "50"}, ["faultTable=LATENCY:DURATION"]),
         ({"faultTable": "50:0:1"}, ["faultTable", "4.x, off", "'50:0, 550:2s"]),
@@ -53,6 +53,8 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"autoBatch": "0ms"}, ["autoBatch", "1..2.09715e+06"]),
         ({"autoBatch": "1s,2s,3"}, ["autoBatch", "'10ms, 32KiB'"]),
         ({"linger.ms": 5}, ["autoBatch=DELAY, SIZE"]),
+        ({"defaultTopicQueueNums": 8}, ["createTopic=TBW102:NUMBER"]),
+        ({"createTopic": "TBW102:0"}, ["createTopic", "number of queues"]),
         ({"maxFailures": -1}, ["maxFailures"]),
         ({"maxFailures": 0.5}, ["maxFailures"]),
         ({"retryTimesWhenSendFailed": True}, ["retryTimesWhenSendFailed"]),

@@ -62,7 +62,7 @@ def _letter_options(where_help: str) -> Callable[[Decorated], Decorated]:
 
 def _age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
     try:
-        return None if text is None else int(find_option("settledBodyRetention").parse(text))
+        return None if text is None else int(find_option("foldIntervalMs").parse(text))
     except OptionError as error:
         raise click.BadParameter(f"{text!r} is no age, as 30d or 12h") from error
 

@@ -126,7 +126,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
     Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the dead letters of one task attempt, and so of a key"),
     Column("body", "BINARY", (DEAD_LETTER,), "message body; null: absent in the row, or left out (body_sha256 is set)"),
-    Column("body_sha256", "STRING", (DEAD_LETTER,), "digest of a body that was left out (dlqIncludeBody=false)"),
+    Column("body_sha256", "STRING", (DEAD_LETTER,), "digest of a body that was left out (ledgerRetention with body=0)"),
     Column("tags", "STRING", (DEAD_LETTER,), "tag"),
     Column("keys", "ARRAY<STRING>", (DEAD_LETTER,), "index keys"),
     Column("sharding_key", "STRING", (DEAD_LETTER,), "sharding key"),

@@ -354,7 +354,9 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
         from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 
-        buffer = RowBuffer(RowBatcher(self.options, self.plan), self.options.gather_rows)
+        buffer = RowBuffer(
+            RowBatcher(self.options, self.plan), 2 * self.options.request_max_messages
+        )
 
         def batches() -> Iterator[pa.RecordBatch]:
             for row in iterator:

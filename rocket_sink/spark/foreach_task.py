@@ -84,7 +84,7 @@ class ForeachTask:
         )  # fmt: skip
         self._handed = handed
         self._gatherer = RowBatcher(options, plan)
-        self._buffer = RowBuffer(self._gatherer, options.gather_rows)
+        self._buffer = RowBuffer(self._gatherer, 2 * options.request_max_messages)
         self._rows = self._buffer.rows
         self._driven = 0
         self._ended = False

@@ -34,7 +34,7 @@ from rocket_sink.ledger.query.live import observe
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.net import log
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import BODY, SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_start
@@ -109,8 +109,8 @@ def owner_of(df: DataFrame) -> SparkSession:
 def _add_ledger(thread: FoldThread, options: SinkOptions) -> None:
     place = resolve_path(options.ledger)
     app_id = "" if place.problem else options.app_id  # the `appId` is noted in the ledger's folder
-    bodies_ms = options.settled_body_retention_ms or None
-    retention = Retention(dict(options.ledger_retention_ms), bodies_ms)
+    rows_ms = {kind: ms for kind, ms in options.ledger_retention_ms if kind != BODY}
+    retention = Retention(rows_ms, options.body_retention_ms)
     thread.add(place, options.fold_interval_ms / 1000, app_id, retention)
     try:
         observe(place)

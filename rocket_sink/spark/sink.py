@@ -93,8 +93,8 @@ class RocketSink:
         """Return `df.writeStream.foreach(...)` after checking columns and ledger on the driver.
 
         Spark hands Python only the columns that the row contract needs, an Arrow batch as a row
-        (`spark.packs`). So the rows of a batch are sent together: `gatherRows` and
-        `gatherMaxDelayMs` have no effect.
+        (`spark.packs`). So the rows of a batch are sent together, and
+        `gatherMaxDelayMs` has no effect.
 
         Raises:
             ColumnError: the columns do not fit (see `check`).

@@ -237,7 +237,7 @@ def _with_compressed_bodies(
 ) -> tuple[RowBatch, Int64s | None]:
     """Compress the bodies of rows for batches. Return the rows, and the MessageSysFlag bits of each
     row, or None if no body shrank."""
-    if is_single or not options.compress_batches:
+    if is_single or not options.compress_type.endswith("-all"):
         return rows, None
     bodies, sys_flags = compressed_column(rows.body, options)
     if isinstance(sys_flags, int) or not sys_flags.any():

@@ -58,7 +58,7 @@ class LedgerRecorder:
         self.ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
-        self._include_body = options.include_body
+        self._include_body = options.body_retention_ms > 0
         self._secrets = _secrets_of(options)
         self._intents: list[PendingRequest] | None = [] if intents else None
         self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []

@@ -77,7 +77,7 @@ def test_a_mistyped_topic_is_a_warning_before_the_send_creates_it(
         assert main(command) == 0
         warning, last = capsys.readouterr().err.splitlines()
         assert warning.startswith("warning: no name server knows the topic oders yet")
-        assert "unless the option createTopicKey is empty" in warning
+        assert "unless the option createTopic is empty" in warning
         assert warning.endswith(hint)
         assert last == "2 sent"
         lines = '{"topic": "ordes", "body": "a"}\n{"topic": "orders", "body": "b"}\n'

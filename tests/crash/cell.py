@@ -131,7 +131,7 @@ class Cell:
             "nameServer": self.cluster.name_server, "topic": self.topic,
             "ledger": str(self.ledger),
             "delivery": schedule.delivery, "ordering": schedule.ordering,
-            "requestMaxMessages": REQUEST_ROWS, "gatherRows": 50, "foldIntervalMs": 1000,
+            "requestMaxMessages": REQUEST_ROWS, "foldIntervalMs": 1000,
             "sendMsgTimeout": 90_000, "sendMsgMaxTimeoutPerRequest": 3000,
             "orderWaitMs": 200_000, "storedCheckTimeout": 300_000, "connectTimeoutMs": 3000,
             "pollNameServerInterval": 1000, "allowSpeculation": True,

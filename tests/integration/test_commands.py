@@ -24,7 +24,7 @@ PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s")
 """Options by which a busy machine does not make a healthy broker look slow."""
 
 ONE_QUEUE = (
-    "-O", "ordering=strict", "-O", "createTopicKey=TBW102", "-O", "pollNameServerInterval=10min",
+    "-O", "ordering=strict", "-O", "createTopic=TBW102", "-O", "pollNameServerInterval=10min",
 )  # fmt: skip
 """Options that keep all messages in one queue.
 

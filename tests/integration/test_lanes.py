@@ -229,12 +229,12 @@ def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world: World
         patch.setattr(lanes, "read_stream", breaking(lanes.read_stream))
         pq.write_table(states[0], file)
         with pytest.raises(Exception, match="upstream broke"):
-            world.run(gatherRows=500)
+            world.run(requestMaxMessages=250)
         if world.ledger.exists(world.spark):
             world.ledger.sync(world.spark)
             assert not [e for e in world.epochs() if e.confirmed]
         pq.write_table(states[1], file)
-        world.run(gatherRows=500)
+        world.run(requestMaxMessages=250)
     assert len({m.body for m in world.stored()}) == 3000
     done = [e for e in world.epochs() if e.acked == 3000]
     assert len(done) == 1 and done[0].adds_up and done[0].rows_in == 3000

@@ -70,7 +70,7 @@ def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(handed, "_MOST_BYTES", 1 << 20)
     memory = RowsInMemory(context())
     memory.append(letter(context(), bytes(1 << 19)))
-    with pytest.raises(LedgerError, match=r"more than 1 MiB.*set dlqIncludeBody=false"):
+    with pytest.raises(LedgerError, match=r"more than 1 MiB.*set ledgerRetention=body=0"):
         memory.append(letter(context(), bytes(1 << 19)))
 
 

@@ -99,7 +99,7 @@ def test_longest_single_attempt(cluster, make_engine):
 
 def test_topics_made_on_the_fly(cluster, make_producer):
     cluster.create_topic("template", 8)
-    producer = make_producer(createTopicKey="template", defaultTopicQueueNums=2)
+    producer = make_producer(createTopic="template:2")
     producer.send(Message("new", b"x"))
     producer.send_batch([Message("new", b"y")] * 2)
     producer.send_oneway(Message("new", b"z"))

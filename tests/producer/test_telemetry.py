@@ -125,7 +125,7 @@ def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
 ) -> None:
     for broker in cluster.brokers:
         broker.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "no"), times=1)
-    with Producer(nameServer=cluster.name_server, createTopicKey="") as producer:
+    with Producer(nameServer=cluster.name_server, createTopic="") as producer:
         with pytest.raises(RejectedError):
             producer.send(Message("orders", b"x"))
         with pytest.raises(NotSentError):
@@ -215,7 +215,7 @@ def test_failures_without_an_attempt_are_measured(
     message = Message("orders", b"x")
     options = SinkOptions.parse(
         nameServer=cluster.name_server,
-        createTopicKey="",
+        createTopic="",
         backPressureForAsyncSendNum=1,
         sendMsgTimeout=500,
     )

@@ -101,17 +101,18 @@ def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: 
 def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> None:
     for broker in cluster.brokers:
         broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
-    sink = sink_of(cluster, tmp_path, gatherRows=1)
+    sink = sink_of(cluster, tmp_path, requestMaxMessages=1)
     sink.open(0, 1)
     sink.process(Row(body="1"))
-    wait_for(lambda: bodies(cluster) == [b"1"])
+    sink.process(Row(body="2"))
+    wait_for(lambda: sorted(bodies(cluster)) == [b"1", b"2"])
     sink.close(None)
 
 
 def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_path: Path) -> None:
     """Both threads cut batches; chance decides where they meet, so the test has many."""
     chance, total = random.Random(7), 3000
-    sink = sink_of(cluster, tmp_path, ordering="strict", gatherRows=40)
+    sink = sink_of(cluster, tmp_path, ordering="strict", requestMaxMessages=20)
     sink.open(0, 1)
     for number in range(total):
         sink.process(Row(body=str(number), sharding_key=f"k{number % 3}"))

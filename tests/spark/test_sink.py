@@ -160,7 +160,7 @@ def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thr
 class TestForeach:
     def sink(self, cluster: FakeCluster, tmp_path: Path, **options: Any) -> RocketSink:
         settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path),
-                 "sendMsgTimeout": 30_000, "gatherRows": 3, **options}  # fmt: skip
+                 "sendMsgTimeout": 30_000, "requestMaxMessages": 2, **options}  # fmt: skip
         return pickle.loads(pickle.dumps(RocketSink(**settings)))
 
     def test_all_rows_are_stored_when_close_returns(self, tmp_path: Path) -> None:

@@ -118,11 +118,11 @@ def test_a_topic_list_that_cannot_be_read_fails_no_query(caplog: pytest.LogCaptu
     with FakeCluster(brokers=1) as cluster:
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
         cluster.on_name_server(code, Answer(0), times=None)
-        options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopicKey="")
+        options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopic="")
         assert session_checks.name_server_error(options) is None
     (warning,) = caplog.messages
     assert warning.endswith(
-        "yet: no send creates it, because createTopicKey is empty, as it is by default with "
+        "yet: no send creates it, because createTopic is empty, as it is by default with "
         "ordering=strict; check its name"
     )
 

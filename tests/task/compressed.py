@@ -1,4 +1,4 @@
-"""Measures `compressBatches`: rate, CPU and bytes on the brokers' disks against plain batches.
+"""Measures `compressType=...-all`: rate, CPU and bytes on the brokers' disks against plain batches.
 
     python -m tests.task.compressed                    10,000 rows of 8 KiB, six rounds
     python -m tests.task.compressed --body words       JSON that shrinks less
@@ -68,7 +68,7 @@ def measure(cluster: LocalCluster, admin: Admin, kind: str, bodies: list[bytes])
     options: dict[str, Any] = {"nameServer": cluster.name_server}
     level = KINDS[kind]
     if level is not None:
-        options |= {"compressBatches": True, "compressType": kind[:4].rstrip("-")}
+        options |= {"compressType": kind[:4].rstrip("-") + "-all"}
         options |= {"compressLevel": level}
     before, began_s = counters(cluster, admin), time.monotonic()
     with tempfile.TemporaryDirectory() as ledger:

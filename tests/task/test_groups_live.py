@@ -136,7 +136,7 @@ def test_java_reads_compressed_batches(
     ]
     options = SinkOptions.parse(
         nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path),
-        compressBatches=True, compressType=kind, ordering=ordering,
+        compressType=f"{kind}-all", ordering=ordering,
     )  # fmt: skip
     keys = [f"key-{n % 7}" for n in range(600)]
     columns = {"body": bodies, "keys": [str(n) for n in range(600)], "sharding_key": keys}

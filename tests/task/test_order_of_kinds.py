@@ -43,7 +43,7 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
     with FakeCluster(brokers=1, queues=0) as cluster:
         options = SinkOptions.parse(
             nameServer=cluster.name_server, ledger=str(tmp_path), ordering=ordering,
-            createTopicKey="",
+            createTopic="",
         )  # fmt: skip
         pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
         context = RunContext("query", "run", 3, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")

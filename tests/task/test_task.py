@@ -247,7 +247,7 @@ class TestSends:
     def test_bodies_of_batches_are_compressed_if_they_shrink(self, ordering: str) -> None:
         noise = random.Random(1).randbytes(9000)
         data = [b"a" * 9000, b"short", noise, b"b" * 9000, b"c" * 9000]
-        options = {"compressBatches": True, "ordering": ordering}
+        options = {"compressType": "zlib-all", "ordering": ordering}
         run = Run(StubEngine(), **options).feed(body=data, sharding_key=["k"] * 5).finish()
         requests = run.engine.requests
         stored = [
@@ -265,7 +265,7 @@ class TestSends:
     def test_dead_letters_of_compressed_batches_have_their_bodies(self) -> None:
         data = [b"a" * 9000, b"b" * 9000]
         engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
-        run = Run(engine, compressBatches=True).feed(body=data).finish()
+        run = Run(engine, compressType="zlib-all").feed(body=data).finish()
         assert sorted(letter["body"] for letter in run.letters) == data
         # Each was tried by itself, as a single message, after the batch.
         assert [(r.message_count, r.sys_flag & 1) for r in engine.requests] == [

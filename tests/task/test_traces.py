@@ -95,7 +95,7 @@ def test_a_trace_fails_and_delays_nothing(
         )
     if behaviour is None:
         cluster.create_topic("t", 4)
-        options |= {"traceTopic": "nowhere", "createTopicKey": ""}
+        options |= {"traceTopic": "nowhere", "createTopic": ""}
     summary = send(cluster, tmp_path, {"body": [b"x"] * 500}, sendMsgTimeout=60_000, **options)
     assert (summary.acked, summary.dead, summary.unknown) == (500, 0, 0)
     assert len(cluster.messages("t")) == 500

@@ -53,8 +53,8 @@ class RowsInMemory:
             raise LedgerError(
                 f"the ledger rows of this task are more than {_MOST_BYTES >> 20} MiB, too many to "
                 "go to the driver with the task's result (ledgerVia). Dead letters with their "
-                "bodies are the largest: make tasks smaller, set dlqIncludeBody=false, or let the "
-                "tasks reach the ledger"
+                "bodies are the largest: make tasks smaller, set ledgerRetention=body=0, or let "
+                "the tasks reach the ledger"
             )
 
     def finish(self) -> HandedRows | None:

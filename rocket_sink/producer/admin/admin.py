@@ -83,7 +83,7 @@ class Admin:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
         except NoRouteError:
             text = "the first send creates it where brokers allow that (autoCreateTopicEnable), "
-            text += "unless the option createTopicKey is empty"
+            text += "unless the option createTopic is empty"
             if not self.options.template_topic:
                 text = f"no send creates it, because {NO_TEMPLATE}"
             text = f"no name server knows the topic {topic} yet: {text}"

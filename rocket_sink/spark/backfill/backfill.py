@@ -36,7 +36,7 @@ from rocket_sink.ledger.driver.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim
 from rocket_sink.ledger.transport.files import open_files
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import BODY, SinkOptions
 from rocket_sink.spark.backfill.resend import (
     CHUNK,
     RESULT_DDL,
@@ -306,7 +306,8 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
     """Return the sink's options for a backfill: failures are reported, not raised."""
     changes: dict[str, Any] = {
         "onInvalid": "dead_letter", "maxFailures": "", "columns": None, "orderBy": None,
-        "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
+        "bodyFormat": "column", "strictColumns": False,
+        "ledgerRetention": {**dict(options.ledger_retention_ms), BODY: 0},
     }  # fmt: skip
     if options.delivery == "transactional":
         # A backfill has no epochs that could decide on half messages.

@@ -23,7 +23,7 @@ LANES = ("foreach", "foreach_batch", "write", "source_stream", "source_batch")
 _BATCHES = ("write", "source_batch")
 _FILES, _ROWS, _KEYS = 12, 60, 5
 OPTIONS: Mapping[str, Any] = {
-    "sendMsgTimeout": 60_000, "foldIntervalMs": 2000, "gatherRows": 10,
+    "sendMsgTimeout": 60_000, "foldIntervalMs": 2000,
     # Tasks of this size take some seconds, so that a fault interrupts them.
     "requestMaxMessages": 10, "maxMessagesPerSecond": 75, "rateTasks": 6,
 }  # fmt: skip

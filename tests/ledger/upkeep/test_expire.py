@@ -303,6 +303,8 @@ def test_the_options_know_the_ledgers_kinds() -> None:
     assert SinkOptions.parse({"ledgerRetention": "send=7d, epoch=400d"}).ledger_retention_ms == (
         ("send", 7 * DAY_MS), ("epoch", 400 * DAY_MS),
     )  # fmt: skip
-    for wrong in ("send", "send=soon", "send=0", "letters=3d"):
+    for body, kept_ms in (("", 7 * DAY_MS), ("body=0", 0), ("send=1d, body=2d", 2 * DAY_MS)):
+        assert SinkOptions.parse({"ledgerRetention": body}).body_retention_ms == kept_ms
+    for wrong in ("send", "send=soon", "send=0", "letters=3d", "body=-1"):
         with pytest.raises(OptionError, match="ledgerRetention"):
             SinkOptions.parse({"ledgerRetention": wrong})

@@ -63,7 +63,7 @@ def test_c45_no_name_server_answers():
 
 
 def test_c45_no_route(cluster, make_producer):
-    producer = make_producer(createTopicKey="", sendMsgTimeout=500)
+    producer = make_producer(createTopic="", sendMsgTimeout=500)
     for mode in (producer.send, producer.send_oneway, lambda m: producer.send_async(m).result(9)):
         with pytest.raises(NoRouteError, match="unknown") as caught:
             mode(Message("unknown", b"x"))

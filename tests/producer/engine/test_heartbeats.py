@@ -169,7 +169,7 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
 
 def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
     """A name server that has just started knows nothing yet; Java keeps such a route for ever."""
-    engine, clock = make(createTopicKey="")
+    engine, clock = make(createTopic="")
     engine.publish_info("orders")
     for is_kept in (True, False):
         cluster.on_route(Answer(17, "no such topic"), times=1)

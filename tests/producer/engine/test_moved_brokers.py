@@ -171,7 +171,7 @@ def test_a_request_of_one_queue_waits_for_its_new_master(
 
 def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engine: Any) -> None:
     """The topic was deleted a moment ago, when its route was young."""
-    engine = make_engine(createTopicKey="", pollNameServerInterval="1h")
+    engine = make_engine(createTopic="", pollNameServerInterval="1h")
     engine.publish_info("orders")
     cluster.delete_topic("orders")
     until_s = engine.clock() + 30

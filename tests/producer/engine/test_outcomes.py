@@ -242,7 +242,7 @@ def test_no_permission_isolates_the_topic_only(cluster, make_engine):
 
 def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
     cluster.delete_topic("orders")
-    engine = make_engine(createTopicKey="")
+    engine = make_engine(createTopic="")
     started = engine.clock()
     completion = send(engine)
     assert isinstance(completion.error, NoRouteError)
@@ -254,7 +254,7 @@ def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
 
 def test_a_new_topic_is_made_from_the_template(cluster, make_engine):
     cluster.delete_topic("orders")
-    completion = send(make_engine(defaultTopicQueueNums=2))
+    completion = send(make_engine(createTopic="auto:2"))
     assert completion.outcome is Outcome.ACKED
     assert completion.result.queue.queue_id in (0, 1)
 
