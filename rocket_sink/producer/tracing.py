@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
+
+import numpy as np
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
@@ -53,6 +54,7 @@ class _TraceSender:
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder) -> None:
         self._topic, self._namespace = options.trace_topic, options.namespace
+        self._sample = options.trace_sample
         self._group = self._bare(options.producer_group)
         self._builder = builder
         self.dropped = 0
@@ -80,7 +82,6 @@ class Tracer(_TraceSender, SendHook):
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         super().__init__(options, builder)
-        self._sample = options.trace_sample
         self._driver = driver
         self._lines: deque[Trace] = deque()
         self._due_s = math.inf
@@ -184,16 +185,13 @@ class RequestTraces(_TraceSender):
     a large batch needs several. Not thread-safe."""
 
     def __init__(
-        self, options: SinkOptions, engine: SendEngine, rng: random.Random | None = None
+        self, options: SinkOptions, engine: SendEngine, rng: np.random.Generator | None = None
     ) -> None:
         # The quickest level shrinks lines by two thirds. The user's level 0 (no compression) stays.
         quick = options.with_(compress_level=int(options.compress_level != 0))
         super().__init__(options, RequestBuilder(quick, new_message_ids(local_ip())))
-        self._sample = options.trace_sample
         self._engine = engine
-        self._rng = rng or random.Random()
-        self._next = self._gap()
-        """Number of requests before the next one in the sample."""
+        self._rng = rng or np.random.default_rng()
         self.in_flight = 0
         """Number of trace messages that are not written yet."""
 
@@ -240,18 +238,7 @@ class RequestTraces(_TraceSender):
 
     def _drawn(self, count: int) -> list[int]:
         """Return the positions of sampled requests among the next `count` requests."""
-        drawn = []
-        while self._next < count:
-            drawn.append(self._next)
-            self._next += 1 + self._gap()
-        self._next -= count
-        return drawn
-
-    def _gap(self) -> int:
-        """Draw the number of requests before the next one in the sample."""
-        if self._sample >= 1:
-            return 0
-        return int(math.log(1 - self._rng.random()) / math.log(1 - self._sample))
+        return [int(n) for n in np.flatnonzero(self._rng.random(count) < self._sample)]
 
     def _send(self, lines: Sequence[Trace]) -> None:
         try:

@@ -1964,11 +1964,11 @@ ROWS: tuple[Defect, ...] = (
         "a row with long keys fails its task, because its trace has no room for them",
     ),
     Defect(
-        "samples-with-repeats",
+        "samples-are-the-rest",
         "rocket_sink/producer/tracing.py",
-        "            self._next += 1 + self._gap()\n",
-        "            self._next += max(1, self._gap())\n",
-        ("tests/task/test_traces.py::test_every_second_request_is_in_a_sample_of_half",),
+        "self._rng.random(count) < self._sample",
+        "self._rng.random(count) >= self._sample",
+        ("tests/task/test_traces.py::test_as_many_requests_are_drawn_as_the_sample_says",),
         "more requests are traced than traceSample asks for",
     ),
     Defect(
