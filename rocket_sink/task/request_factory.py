@@ -179,7 +179,7 @@ class HomeQueueSelector:
 
 def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
     """Return the body as a single message carries it, and its MessageSysFlag bits."""
-    kind = CompressionType.of_option(options.compress_type.removesuffix("-all"))
+    kind = CompressionType.of_option(options.compress_type)
     return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
 
 

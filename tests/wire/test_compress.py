@@ -27,17 +27,6 @@ def test_c33_round_trips(kind: CompressionType, body: bytes, repeat: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("zlib", "ZLIB"), (" LZ4 ", "LZ4"), ("Zstd", "ZSTD")],
-)
-def test_c33_names(name: str, kind: str):
-    assert CompressionType.of_option(name) is CompressionType[kind]
-    assert CompressionType.of_option("none") is None
-    with pytest.raises(ConfigurationError, match="snappy"):
-        CompressionType.of_option("snappy")
-
-
-@pytest.mark.parametrize(
     ("flag", "kind"), [(0x1, "ZLIB"), (0x101, "LZ4"), (0x201, "ZSTD"), (0x301, "ZLIB")]
 )
 def test_c33_flags(flag: int, kind: str):
