@@ -11,11 +11,11 @@ from rocket_sink.cluster.jars import (
     FLAT,
     Progress,
     cache_folder,
-    graph_module,
     only_one,
     run_ivy,
 )
 from rocket_sink.java import find_java
+from tools.rocketmq_lock import graph_module
 
 
 def resolve_modules(

@@ -4,10 +4,9 @@ The cache is `<cache>/rocketmq-<version>/`; `<cache>` is the argument, else ROCK
 the user's cache folder. One process at a time fills it, in a scratch folder that is then renamed.
 
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
-`group:name:version[:classifier] sha256`. With a lock file several Ivy processes fetch the jars in
-parallel (each with its own Ivy cache, which cannot be shared). Without a lock file one Ivy process
-resolves all dependencies in some minutes, and checks the registry's SHA-1; the SHA-256 digests are
-then noted in the cache. Each use of the cache checks the jars' SHA-256."""
+`group:name:version[:classifier] sha256`. Several Ivy processes fetch the jars in parallel, each
+with its own Ivy cache, which cannot be shared. Each use of the cache checks the jars' SHA-256, so
+only versions with a lock file run; `tools/rocketmq_lock.py` makes one."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ ROOTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-tools")
 
 FLAT = "[artifact]-[revision](-[classifier]).[ext]"
 """Ivy's pattern for the file name of a jar."""
-_NESTED = f"[organisation]/[module]/[revision]/{FLAT}"
 
 _HINTS = {
     "PKIX": "Java does not trust the certificate that it was shown, maybe a proxy's: set "
@@ -155,13 +153,6 @@ def locked_module(artifacts: Iterable[Artifact]) -> str:
     return _MODULE.format(dependencies="\n".join(lines))
 
 
-def graph_module(modules: Iterable[str]) -> str:
-    """Return the ivy.xml for `group:name:version` modules with their dependencies."""
-    mapping = 'conf="default-&gt;compile,runtime,master"'
-    lines = [f"    <dependency {_module(*module.split(':'))} {mapping}/>" for module in modules]
-    return _MODULE.format(dependencies="\n".join(lines))
-
-
 def _module(group: str, name: str, version: str) -> str:
     return f'org="{group}" name="{name}" rev="{version}"'
 
@@ -231,11 +222,18 @@ def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
     return tuple(artifacts.values())
 
 
-def load_lock(version: str) -> tuple[Artifact, ...] | None:
-    """Return the pinned jars of a RocketMQ version; None if it has no lock file."""
+def load_lock(version: str) -> tuple[Artifact, ...]:
+    """Return the pinned jars of a RocketMQ version. Raise ClusterError if it has no lock file."""
     name = f"rocketmq-{version}.lock"
-    file = resources.files(__package__).joinpath(name)
-    return parse_lock(file.read_text(encoding="utf-8"), name) if file.is_file() else None
+    files = {file.name: file for file in resources.files(__package__).iterdir()}
+    if name not in files:
+        locks = (file.removeprefix("rocketmq-") for file in files if file.endswith(".lock"))
+        raise ClusterError(
+            f"There is no RocketMQ {version!r} here, only "
+            f"{', '.join(sorted(file.removesuffix('.lock') for file in locks))}, whose jars have "
+            "known digests: name one of these."
+        )
+    return parse_lock(files[name].read_text(encoding="utf-8"), name)
 
 
 def sha256_of(path: Path) -> str:
@@ -245,7 +243,6 @@ def sha256_of(path: Path) -> str:
 _PROCESSES = 6
 """The number of parallel Ivy processes."""
 _ROUNDS = 2
-_LISTING = "jars.lock"
 
 
 def resolve_jars(
@@ -256,17 +253,19 @@ def resolve_jars(
     progress: Progress | None = None,
 ) -> list[Path]:
     """Return the jars of name server, broker and admin tool, in class path order. `progress` gets
-    texts during a fetch. Raise ClusterError if a jar cannot be fetched or has a wrong digest."""
-    if not re.fullmatch(r"\d+(\.\d+)+([.-]\w+)*", version):
-        raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
+    texts during a fetch. Raise ClusterError if the version has no lock file, or if a jar cannot be
+    fetched or has a wrong digest."""
+    artifacts = load_lock(version)
     base = cache_folder(cache)
     folder = base / f"rocketmq-{version}"
-    if cached := _cached(folder, version):
+    if cached := _cached(folder, artifacts):
         return cached
     tell = progress or (lambda text: None)
     with only_one(base / f"rocketmq-{version}.lock", tell):
         # Another process may have filled the cache during the wait.
-        return _cached(folder, version) or _fill(folder, version, java or find_java(), tell)
+        return _cached(folder, artifacts) or _fill(
+            folder, version, artifacts, java or find_java(), tell
+        )
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -275,35 +274,22 @@ def cache_folder(cache: Path | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-def _cached(folder: Path, version: str) -> list[Path] | None:
-    """Return the cached jars; None if a jar is missing or has a wrong digest. The right digests are
-    in the lock file; without a lock file they are those of the first fetch."""
-    artifacts = load_lock(version)
-    if artifacts is None:
-        listing = folder / _LISTING
-        try:
-            artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
-        except (OSError, ClusterError, ValueError):  # The list is missing or damaged: fetch again.
-            return None
+def _cached(folder: Path, artifacts: Sequence[Artifact]) -> list[Path] | None:
+    """Return the cached jars; None if a jar is missing or has a wrong digest."""
     paths = [folder / artifact.file_name for artifact in artifacts]
     are_right = all(map(Artifact.matches, artifacts, paths))
     return paths if are_right else None
 
 
-def _fill(folder: Path, version: str, java: Java, tell: Progress) -> list[Path]:
+def _fill(
+    folder: Path, version: str, artifacts: Sequence[Artifact], java: Java, tell: Progress
+) -> list[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     jars = scratch / "jars"
     jars.mkdir()
     try:
-        artifacts = load_lock(version)
-        if artifacts is None:
-            tell(f"RocketMQ {version} has no lock file: resolving it whole, which takes minutes")
-            artifacts = _resolve_all(scratch, jars, version, java, tell)
-        else:
-            tell(f"fetching RocketMQ {version}: {len(artifacts)} jars, once")
-            _fetch_locked(scratch, jars, version, artifacts, java, tell)
-        lines = "\n".join(artifact.line for artifact in artifacts)
-        (jars / _LISTING).write_text(lines + "\n", encoding="utf-8")
+        tell(f"fetching RocketMQ {version}: {len(artifacts)} jars, once")
+        _fetch_locked(scratch, jars, version, artifacts, java, tell)
         jars.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
@@ -337,27 +323,9 @@ def _fetch_locked(
     )
 
 
-def _resolve_all(
-    scratch: Path, jars: Path, version: str, java: Java, tell: Progress
-) -> tuple[Artifact, ...]:
-    nested = scratch / "nested"
-    count = _counter(f"fetching RocketMQ {version}", None, tell)
-    module = graph_module(f"org.apache.rocketmq:{root}:{version}" for root in ROOTS)
-    run_ivy(java, scratch / "ivy", module, nested / _NESTED, count, poms=True)
-    artifacts = []
-    for path in sorted(nested.glob("*/*/*/*.jar")):
-        group, name, revision = path.relative_to(nested).parts[:3]
-        classifier = path.stem.removeprefix(f"{name}-{revision}").removeprefix("-")
-        artifact = Artifact(group, name, revision, classifier, sha256_of(path))
-        path.rename(jars / artifact.file_name)
-        artifacts.append(artifact)
-    return tuple(artifacts)
-
-
-def _counter(what: str, total: int | None, tell: Progress) -> Callable[[], None]:
+def _counter(what: str, total: int, tell: Progress) -> Callable[[], None]:
     numbers = itertools.count(1)
-    of_total = f" of {total}" if total else ""
-    return lambda: tell(f"{what}: {next(numbers)}{of_total} jars")
+    return lambda: tell(f"{what}: {next(numbers)} of {total} jars")
 
 
 @contextmanager
