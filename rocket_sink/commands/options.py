@@ -1,4 +1,4 @@
-"""`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configurations."""
+"""`rocket-sink options`: the option table in a terminal and as JSON; configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.output import check_writable, print_json, show, table
+from rocket_sink.commands.common.output import check_writable, print_json, show, table, write_file
 from rocket_sink.option_spec import Kind, Option
 from rocket_sink.options import GROUPS, options_in
 
@@ -22,45 +22,41 @@ from rocket_sink.options import GROUPS, options_in
 )
 @click.option("--group", type=click.Choice(GROUPS), multiple=True, help="Only this group.")
 @click.option("--conf", "form", flag_value="conf", help="As a commented configuration file.")
-@click.option(
-    "--markdown", "form", flag_value="markdown", help="As the tables of docs/reference/options.md."
-)
 @click.option("--json", "form", flag_value="json", help="As JSON.")
-@click.option("--out", type=click.Path(dir_okay=False), help="Write --conf or --markdown here.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write --conf to this file.")
 def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
     """List every option of the sink, or write a configuration.
 
     Names match in any spelling: nameServer, name_server and NAME-SERVER are one option.
     """
-    make = {"conf": conf_text, "markdown": markdown_table}.get(form or "")
-    if out and not make:
-        raise click.UsageError("--out goes with --conf or --markdown")
-    if group and make:
+    if out and form != "conf":
+        raise click.UsageError("--out goes with --conf")
+    if group and form == "conf":
         raise click.UsageError("--group goes with the table and with --json")
-    if make and out:
+    if out:
         check_writable(Path(out))
-        Path(out).write_text(make(), encoding="utf-8")
+        write_file(Path(out), conf_text())
         return
-    if make:
-        click.echo(make(), nl=False)
+    if form == "conf":
+        click.echo(conf_text(), nl=False)
         return
     chosen = options_in(group or GROUPS)
     if form == "json":
         print_json([{fact: getattr(option, fact) for fact in _FACTS} for option in chosen])
         return
     for name in group or GROUPS:
-        rows = [(o.name, default_text(o), _words(o)) for o in options_in([name])]
+        rows = [(o.name, default_text(o), described(o)) for o in options_in([name])]
         show(table(name, ("option", "default", "what it is"), rows))
 
 
-def _words(spec: Option) -> str:
+def described(spec: Option) -> str:
+    """Return the option's help, with its choices."""
     if spec.choices and not all(choice in spec.help for choice in spec.choices):
         return f"{spec.help} ({', '.join(spec.choices)})"
     return spec.help
 
 
 _FACTS: Final = ("name", "default", "kind", "unit", "group", "choices", "aliases", "java", "help")
-_TITLES: Final = {"message": "Messages", "routing": "Routing and fault tolerance"}
 _EXAMPLES: Final = {
     "nameServer": "127.0.0.1:9876",
     "topic": "flights",
@@ -96,24 +92,6 @@ def _conf_entry(spec: Option) -> str:
     comment = textwrap.fill("; ".join(notes), 96, initial_indent="# ", subsequent_indent="# ")
     value = default_text(spec) or _EXAMPLES.get(spec.name, "")
     return f"\n{comment}\n#{spec.name} = {value}".rstrip() + "\n"
-
-
-def markdown_table() -> str:
-    """Return the options as Markdown, one table per group."""
-    parts: list[str] = []
-    for group in GROUPS:
-        title = _TITLES.get(group, group.capitalize())
-        parts += [f"\n**{title}**\n", "| option | default | what it is |", "|---|---|---|"]
-        parts += [_markdown_row(option) for option in options_in([group])]
-    return "\n".join(parts).strip() + "\n"
-
-
-def _markdown_row(spec: Option) -> str:
-    text = _words(spec)
-    if spec.java and spec.java.lower() != spec.name.lower():
-        text += f" (Java: `{spec.java}`)"
-    default = default_text(spec).replace(",", ", ")  # Lines break at blanks only.
-    return f"| `{spec.name}` | {default} | {text} |"
 
 
 def default_text(spec: Option) -> str:

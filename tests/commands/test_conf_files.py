@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.commands.common.sink_input import read_conf
-from rocket_sink.commands.options import (
-    conf_text,
-    default_text,
-    markdown_table,
-)
+from rocket_sink.commands.options import conf_text, default_text
 from rocket_sink.errors import OptionError
 from rocket_sink.options import OPTIONS, SinkOptions, find_option
-from tools.marked import with_options
+from tools.marked import markdown_table, with_options
 
 ROOT = Path(__file__).parents[2]
 
