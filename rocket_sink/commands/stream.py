@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 import click
@@ -19,7 +18,6 @@ from rocket_sink.commands.common.sink_input import (
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
-_LIVE_FOLD_MS: Final = 2000
 LANES: Final = ("foreach", "datasource", "foreachBatch")
 
 
@@ -102,7 +100,7 @@ def stream(
     Columns that the sink reads: body (or value), topic, tags, keys, sharding_key, properties,
     delay_level, delay_ms, delivery_timestamp, message_id and others (docs/reference/columns.md).
 
-    A terminal shows rows per second and, after each fold of the ledger, brokers, isolations and
+    Prints a line for each micro-batch and, after each fold of the ledger, for new isolations and
     dead letters. SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """
     if batch and (checkpoint or trigger):
@@ -113,9 +111,7 @@ def stream(
             "(--batch reads the source once, without)"
         )
     source = Source(form, path, schema, source_option, where, select)
-    # Fold often for a terminal: its user wants to see a broker's trouble soon.
-    live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
-    sink = {**live, **given_options()}
+    sink = given_options()
     check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
         if not checkpoint:

@@ -60,13 +60,6 @@ def program() -> str:
     return shlex.quote(sys.argv[0])
 
 
-def stderr_console() -> Console:
-    """Return the console for progress and notes."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-
 def line(text: str) -> None:
     """Print a line on standard output."""
     click.echo(clean(text))
@@ -259,6 +252,7 @@ class Bar:
         if not sys.stderr.isatty():
             note(f"{self.label} ...")
             return self
+        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -267,10 +261,12 @@ class Bar:
             TimeElapsedColumn,
         )
 
+        console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._rich = Progress(
             TextColumn("{task.description:<26}", markup=False), BarColumn(bar_width=30),
             MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[remark]}", markup=False), console=stderr_console(),
+            TextColumn("{task.fields[remark]}", markup=False),
+            console=console,
         )  # fmt: skip
         self._task = self._rich.add_task(clean(self.label), total=self.total or None, remark="")
         self._rich.start()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,57 +14,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rocket_sink.commands.common.base import handle_signals, one_line
 from rocket_sink.commands.common.ledger_input import fold_and_note
-from rocket_sink.commands.common.output import note, stderr_console, table
+from rocket_sink.commands.common.output import note
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import check_encoding, resolve_path
-from rocket_sink.text import clean, counted
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from rich.console import RenderableType
 
-    from rocket_sink.ledger.query.live import BrokerSums, LiveFigures
+    from rocket_sink.ledger.query.live import LiveFigures
     from rocket_sink.spark.sink import RocketSink
 
 
 class RunView:
-    """The view of a running query: a table that changes in a terminal, else a line per event.
-    `report` gets the micro-batches; `figures` reads the ledger's new rows (None: show only Spark's
-    figures). A context manager; not thread-safe."""
+    """Prints a line for each event of a running query. `report` gets the micro-batches; `figures`
+    reads the ledger's new rows (None: there are only Spark's figures). Not thread-safe."""
 
     def __init__(self, report: Report, figures: LiveFigures | None) -> None:
         self._report = report
         self._figures = figures
-        self._live: Any = None
         self._last_epoch = -1
-        self._epoch = ""
-        self._began_s = time.monotonic()
         self._isolated_until: dict[str, dt.datetime | None] = {}
         self._pending = 0
-        self._rates: dict[str, float] = {}
-        self._read_s = time.monotonic()
-        self._messages: dict[str, int] = {}
-
-    def __enter__(self) -> RunView:
-        if sys.stderr.isatty():
-            from rich.live import Live
-
-            self._live = Live(console=stderr_console(), auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line above the table."""
-        if self._live is not None:
-            self._live.console.print(clean(text))
-        else:
-            note(text)
 
     def look(self, query: StreamingQuery) -> None:
         """Show the query's micro-batches and the ledger's rows that came since the last call."""
@@ -80,74 +52,21 @@ class RunView:
         """Add a micro-batch to the report, and show it."""
         self._report.epochs += 1
         self._report.rows_read += rows
-        self._epoch = f"epoch {epoch}: {counted(rows, 'row')} in {took_s:.1f} s"
-        self._event(self._epoch)
+        note(f"epoch {epoch}: {counted(rows, 'row')} in {took_s:.1f} s")
 
     def refresh(self) -> None:
-        """Show the ledger rows that came since the last call."""
-        if self._figures is not None and self._figures.refresh():
-            self._add(self._figures)
-        if self._live is not None:
-            self._live.update(self.as_table(), refresh=True)
-
-    def as_table(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        rows, seconds = self._report.rows_read, time.monotonic() - self._began_s
-        rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds >= 1 else ""
-        head = f"{counted(rows, 'row')} read in {seconds:,.0f} s{rate}"
-        lines: list[RenderableType] = [Text(f"{head}; {self._epoch}" if self._epoch else head)]
-        figures = self._figures
-        if figures is None:
-            return Group(*lines)
-        counts = ", ".join(f"{name} {n:,}" for name, n in figures.rows.items())
-        doubled = figures.duplicates_possible
-        counts += f", perhaps doubled {doubled:,}" if doubled else ""
-        lines.append(Text(f"rows: {counts or 'none folded yet'}"))
-        if figures.standing.pending:
-            waiting = ", ".join(f"{reason} {n:,}" for reason, n in figures.standing.pending.items())
-            lines.append(Text(f"dead letters pending: {waiting}", style="yellow"))
-        if figures.brokers:
-            lines.append(table(
-                "",
-                ("broker", "messages", "per s", "p50 ms", "p99 ms", "failed", "retries",
-                 "isolated"),
-                [self._broker(name, sums) for name, sums in sorted(figures.brokers.items())],
-            ))  # fmt: skip
-        return Group(*lines)
-
-    def _broker(self, name: str, sums: BrokerSums) -> tuple[Any, ...]:
-        isolated = ""
-        if sums.is_isolated() and sums.isolated_until is not None:
-            until = sums.isolated_until.astimezone().strftime("%H:%M:%S")
-            isolated = f"until {until} ({sums.cause})"
-        return (
-            name, sums.messages, round(self._rates.get(name, 0.0)), sums.latency_ms(0.5),
-            sums.latency_ms(0.99), sums.failures.total(), sums.retries, isolated,
-        )  # fmt: skip
-
-    def _add(self, figures: LiveFigures) -> None:
-        """Compute the rates since the last call, and show new isolations and dead letters."""
-        now_s = time.monotonic()
-        passed_s = max(now_s - self._read_s, 1e-3)
-        self._read_s = now_s
-        for name, sums in figures.brokers.items():
-            self._rates[name] = (sums.messages - self._messages.get(name, 0)) / passed_s
-            self._messages[name] = sums.messages
+        """Show isolations and dead letters among the ledger rows that came since the last call."""
+        if self._figures is None or not self._figures.refresh():
+            return
+        for name, sums in self._figures.brokers.items():
             until = sums.isolated_until
             if sums.is_isolated() and until != self._isolated_until.get(name):
                 self._isolated_until[name] = until
-                self._event(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
-        pending = sum(figures.standing.pending.values())
+                note(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
+        pending = sum(self._figures.standing.pending.values())
         if pending > self._pending:
-            self._event(f"{counted(pending, 'dead letter', 'is', 'are')} pending")
+            note(f"{counted(pending, 'dead letter', 'is', 'are')} pending")
         self._pending = pending
-
-    def _event(self, text: str) -> None:
-        """Print an event as a line if no table shows it."""
-        if self._live is None:
-            note(text)
 
 
 _POLL_S: Final = 0.3
@@ -267,13 +186,14 @@ def run_stream(
     if figures is not None:
         figures.run_id = report.run_id
     stop = threading.Event()
-    with handle_signals(lambda *_: stop.set()), RunView(report, figures) as view:
+    view = RunView(report, figures)
+    with handle_signals(lambda *_: stop.set()):
         _let_jvm_go_on(spark, stop)
         while query.isActive and not stop.is_set():
             time.sleep(_POLL_S)
             view.look(query)
         if stop.is_set():
-            view.say("stopping after the current micro-batch")
+            note("stopping after the current micro-batch")
             _stop(spark, query, stop_timeout_s)
         view.look(query)
     report.seconds = time.monotonic() - started_s
