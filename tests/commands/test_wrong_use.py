@@ -35,7 +35,7 @@ WITH_SPARK = (
 """Commands that need a name server, and a session that takes long to start."""
 
 NEXT = re.compile(
-    r"; | is missing|did you mean|give |check |--help| is not one of | is no (whole )?number "
+    r"; |[dD]id you mean|give |check |--help|"
     r"|NAME=VALUE|nor a duration|as 127\.0\.0\.1:9876|allowed are|in 3s"
 )
 """Words that say what to do next, or which value is right."""

@@ -151,78 +151,14 @@ def usage_line(error: click.ClickException) -> str:
     """Return a line that names the command, the mistake in its arguments, and what to do."""
     context: click.Context | None = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "rocket-sink"
-    text = " ".join(_usage_text(error, context).split())
+    text = " ".join(error.format_message().split())
     if not text.endswith("..."):
         text = text.removesuffix(".")
     if text[1:2].islower():
         text = text[:1].lower() + text[1:]
-    if context is not None and not _says_what_to_do(error, text):
+    if context is not None and not text.endswith("?") and ";" not in text:
         text += f"; {where} --help shows what it takes"
     return clean(f"{where}: {text}")
-
-
-def _says_what_to_do(error: click.ClickException, text: str) -> bool:
-    """Return whether the error's text says what to do; click's texts about paths give no advice."""
-    if text.endswith("?") or ";" in text:
-        return True
-    if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):
-        return False
-    return error.param is None or not isinstance(error.param.type, click.Path | click.File)
-
-
-def _usage_text(error: click.ClickException, context: click.Context | None) -> str:
-    if isinstance(error, click.NoSuchOption):
-        return _no_such_option(error, context)
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        return _missing(error.param)
-    if isinstance(error, click.BadParameter):
-        reason = _outside_range(error) or error.message
-        return f"{_spelled(error.param)}: {reason}" if error.param is not None else reason
-    return error.format_message()
-
-
-def _no_such_option(error: click.NoSuchOption, context: click.Context | None) -> str:
-    there = context.command.get_params(context) if context is not None else ()
-    names = {
-        spelling.lstrip("-"): spelling
-        for parameter in there
-        for spelling in (*parameter.opts, *parameter.secondary_opts)
-        if spelling.startswith("--") and not getattr(parameter, "hidden", False)
-    }
-    near = nearest(error.option_name.lstrip("-"), names)
-    return f"no such option {error.option_name}" + (
-        f"; did you mean {names[near]}?" if near is not None else ""
-    )
-
-
-def _missing(parameter: click.Parameter) -> str:
-    kind = parameter.type
-    name = _spelled(parameter)
-    if isinstance(parameter, click.Option) and parameter.metavar:
-        name += f" {parameter.metavar}"
-    if isinstance(kind, click.Choice):
-        return f"{name} is missing, one of {', '.join(map(str, kind.choices))}"
-    about = getattr(parameter, "help", None)
-    return f"{name} is missing" + (f" ({about.removesuffix('.')})" if about else "")
-
-
-def _spelled(parameter: click.Parameter) -> str:
-    if isinstance(parameter, click.Argument):
-        return parameter.metavar or parameter.human_readable_name
-    return max(parameter.opts, key=len)
-
-
-def _outside_range(error: click.BadParameter) -> str | None:
-    """If the value is outside of the allowed range, return a sentence with the range, else None.
-    Click's own text has the range as `1<=x<=18`, or not at all."""
-    kind = error.param.type if error.param is not None else None
-    if not isinstance(kind, click.IntRange | click.FloatRange):
-        return None
-    value = error.message.partition(" is not ")[0].strip("'")
-    noun = "whole number" if isinstance(kind, click.IntRange) else "number"
-    bounds = f"from {kind.min}" if kind.min is not None else ""
-    bounds += f" to {kind.max}" if kind.max is not None else " on"
-    return f"{value!r} is no {noun} {bounds}"
 
 
 def _spark_text(error: BaseException) -> str:
