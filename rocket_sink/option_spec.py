@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import math
 import os
+import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field
@@ -255,9 +256,7 @@ def _fault_table(value: Any) -> str:
 def _budget(value: Any) -> str:
     """Return a number of rows, a percentage of them with `%`, or an empty text: no limit."""
     text = _text(value).replace(" ", "")
-    is_share = text.endswith("%")
-    number = float(text[:-1]) if is_share else _integer(text or 0)
-    if not 0 <= number <= (100 if is_share else math.inf):
+    if not re.fullmatch(r"[0-9]*|([0-9]{1,2}([.][0-9]+)?|100)%", text):
         raise ValueError(value)
     return text
 

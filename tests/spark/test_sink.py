@@ -191,7 +191,7 @@ class TestForeach:
             with pytest.raises(
                 LedgerError, match=r"not the one.*ends before it sends.*set ledgerVia=spark"
             ):
-                for _ in range(3):
+                for _ in range(4):
                     sink.process(Row(body="x"))
             assert not cluster.messages("t")
 
@@ -208,10 +208,10 @@ class TestForeach:
         with FakeCluster() as cluster:
             sink = self.sink(cluster, tmp_path, onInvalid="fail")
             sink.open(0, 5)
-            sink.process(Row(body="a"))
-            sink.process(Row(body=None))
+            for body in ("a", "b", None):
+                sink.process(Row(body=body))
             with pytest.raises(DeliveryError) as caught:
-                sink.process(Row(body="c"))
+                sink.process(Row(body="d"))
             sink.close(caught.value)
 
     def test_an_error_from_upstream_leaves_the_engine_fit_for_the_next_task(
