@@ -13,6 +13,7 @@ seconds."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Container
@@ -42,10 +43,13 @@ UNREACHABLE: Final = 128
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """Latency classes (ms, ascending) and the isolation after a latency of each class (ms)."""
+    """For how long a broker is isolated, by the latency of an answer.
 
-    latency_max_ms: tuple[int, ...]
-    not_available_ms: tuple[int, ...]
+    Attributes:
+        classes: (latency, isolation after a latency from this one on) in ms, by latency.
+    """
+
+    classes: tuple[tuple[int, int], ...]
     isolation_latency_ms: int
     """A failed request is treated like an answer with this latency."""
     success_resets: bool
@@ -56,41 +60,38 @@ class FaultProfile:
         """Return for how many ms to isolate a broker after an answer with this latency. If the
         request failed (`isolation`), `isolation_latency_ms` replaces the latency."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
-        classes = bisect_right(self.latency_max_ms, latency_ms)
-        return self.not_available_ms[classes - 1] if classes else 0
+        place = bisect_right(self.classes, (latency_ms, math.inf))
+        return self.classes[place - 1][1] if place else 0
 
     @property
     def isolates_from_ms(self) -> float:
         """The lowest latency that isolates a broker."""
-        pairs = zip(self.latency_max_ms, self.not_available_ms, strict=True)
-        return min((limit for limit, duration in pairs if duration), default=float("inf"))
+        return min((limit for limit, duration in self.classes if duration), default=math.inf)
 
     @staticmethod
     def of(table: str) -> FaultProfile:
         """Return the profile of a value of `faultTable`: that of 4.x, or of 5.x with the table."""
-        if table in PROFILES:
-            return PROFILES[table]
-        pairs = (map(int, pair.split(":")) for pair in table.split(","))
-        limits, durations = zip(*pairs, strict=True)
-        return replace(PROFILES["5.x"], latency_max_ms=limits, not_available_ms=durations)
+        return PROFILES.get(table) or replace(PROFILES["5.x"], classes=_classes(table))
 
     @property
     def table(self) -> str:
         """The latency classes as a value of `faultTable`."""
-        pairs = zip(self.latency_max_ms, self.not_available_ms, strict=True)
-        return ",".join(f"{latency}:{duration}" for latency, duration in pairs)
+        return ",".join(f"{latency}:{duration}" for latency, duration in self.classes)
+
+
+def _classes(table: str) -> tuple[tuple[int, int], ...]:
+    pairs = (pair.partition(":") for pair in table.split(","))
+    return tuple((int(latency), int(duration)) for latency, _, duration in pairs)
 
 
 PROFILES: Final = {
     "5.x": FaultProfile(
-        (50, 100, 550, 1800, 3000, 5000, 15000),
-        (0, 0, 2000, 5000, 6000, 10000, 30000),
+        _classes("50:0,100:0,550:2000,1800:5000,3000:6000,5000:10000,15000:30000"),
         isolation_latency_ms=10_000,
         success_resets=False,
     ),
     "4.x": FaultProfile(
-        (50, 100, 550, 1000, 2000, 3000, 15000),
-        (0, 0, 30000, 60000, 120000, 180000, 600000),
+        _classes("50:0,100:0,550:30000,1000:60000,2000:120000,3000:180000,15000:600000"),
         isolation_latency_ms=30_000,
         success_resets=True,
     ),

@@ -219,7 +219,7 @@ def test_a_topic_is_isolated_on_one_broker_only():
 
 def test_own_tables_are_those_of_5x_with_other_classes():
     profile = FaultProfile.of("10:100,1000:9000")
-    assert profile.latency_max_ms == (10, 1000)
+    assert profile.classes == ((10, 100), (1000, 9000))
     assert profile.duration_ms(999, isolation=False) == 100
     assert profile.duration_ms(1, isolation=True) == 9000
     assert FaultProfile.of("4.x") == PROFILES["4.x"]
@@ -247,7 +247,7 @@ def test_every_isolation_ends_by_time(profile, history):
             bad(faults, name, now_s, latency_ms)
         else:
             faults.probed(name, now_s, alive=kind == "probe")
-    longest_s = PROFILES[profile].not_available_ms[-1] / 1000
+    longest_s = PROFILES[profile].classes[-1][1] / 1000
     assert all(is_available(faults, name, now_s + longest_s) for name in "ab")
 
 

@@ -230,8 +230,8 @@ def profiles() -> dict[str, FaultProfile | None]:
     }  # fmt: skip
     first_ms = default.isolates_from_ms
     for wanted_ms in _VARIANTS_MS:
-        classes = tuple(round(ms * wanted_ms / first_ms) for ms in default.latency_max_ms)
-        variants[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
+        classes = tuple((round(ms * wanted_ms / first_ms), span) for ms, span in default.classes)
+        variants[f"from {wanted_ms:,} ms"] = replace(default, classes=classes)
     return variants
 
 
