@@ -262,6 +262,12 @@ class TestSends:
         else:
             assert sorted(stored) == sorted(data) and sorted(counts) == [(2, 0), (3, 1)]
 
+    @pytest.mark.parametrize(("retention", "body"), [("body=0", None), ("body=1d", b"a")])
+    def test_a_ledger_without_bodies_has_digests(self, retention: str, body: Any) -> None:
+        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        (letter,) = Run(engine, ledgerRetention=retention).feed(body=[b"a"]).finish().letters
+        assert letter["body"] == body and (letter["body_sha256"] is None) == (body is not None)
+
     def test_dead_letters_of_compressed_batches_have_their_bodies(self) -> None:
         data = [b"a" * 9000, b"b" * 9000]
         engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
