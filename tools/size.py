@@ -20,7 +20,7 @@ from typing import Final
 from rocket_sink.options import OPTIONS
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-MOST_LINES: Final = {"rocket_sink": 36_050, "tests": 52_790}
+MOST_LINES: Final = {"rocket_sink": 35_961, "tests": 52_745}
 """{folder: number of code lines}. The goals are 31,000 and 50,000."""
 MOST_OPTIONS: Final = 75
 """Number of options. The goal is 75."""
@@ -28,7 +28,6 @@ MOST_ATTRIBUTES: Final = 16
 LARGER_CLASSES: Final = {
     "rocket_sink/net/transport.py:Transport": 21,
     "rocket_sink/producer/engine/engine.py:SendEngine": 24,
-    "rocket_sink/producer/engine/heartbeat.py:Heartbeats": 17,
     "rocket_sink/task/task.py:TaskSender": 24,
 }
 """{class: number of its attributes}, of classes that are still to be split."""
