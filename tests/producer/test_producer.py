@@ -279,14 +279,6 @@ def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
     assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
 
 
-def test_a_refused_batch_is_sent_one_by_one(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
-    results = make_producer().send_batch([Message("orders", b"%d" % n) for n in range(3)])
-    assert len(results) == 3
-    assert sorted(m.body for m in cluster.messages("orders")) == [b"0", b"1", b"2"]
-
-
 def test_illegal_batches(cluster, make_producer):
     producer = make_producer()
     for batch in (

@@ -42,7 +42,8 @@ def test_c44_an_empty_body():
     assert caught.value.code == "EMPTY_BODY"
 
 
-def test_c45_no_name_server_is_given():
+def test_c45_no_name_server_is_given(monkeypatch):
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(OptionError, match="nameServer is missing"):
         Producer(producerGroup="g")
 
