@@ -244,12 +244,10 @@ def constructor_options(options: SinkOptions | None, changes: Mapping[str, Any])
             'nameServer="HOST:9876"'
         )
     options = options.with_(**changes)
-    return (
-        options if options.name_server else options.with_(nameServer=name_server_of_environment())
-    )
+    return options if options.name_server else options.with_(nameServer=environ_name_servers())
 
 
-def name_server_of_environment() -> str | None:
+def environ_name_servers() -> str | None:
     """Return the name servers' addresses of the environment variable NAMESRV_ADDR, which Java's
     client reads, too (NameServerAddressUtils); None if it is not set or empty."""
     return os.environ.get("NAMESRV_ADDR") or None

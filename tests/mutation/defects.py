@@ -1006,7 +1006,7 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "commands-that-cannot-be-pasted",
         "rocket_sink/ledger/report/verdict.py",
-        'name_server_of_environment() or "HOST:9876"',
+        'environ_name_servers() or "HOST:9876"',
         '"HOST:9876"',
         (
             "tests/ledger/test_report_verdict.py::test_a_command_has_the_name_servers_of_the_environment",

@@ -20,12 +20,7 @@ from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
-from rocket_sink.options import (
-    SinkOptions,
-    check_topic_option,
-    find_option,
-    name_server_of_environment,
-)
+from rocket_sink.options import SinkOptions, check_topic_option, environ_name_servers, find_option
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -151,9 +146,7 @@ def given_options() -> dict[str, Any]:
         values.update(_given(context, source))
     if ledger := str(values.get("ledger") or "").strip():
         values["ledger"] = absolute(ledger)
-    if not values.get("nameServer") and (
-        address := name_server_of_environment() or _local_name_server()
-    ):
+    if not values.get("nameServer") and (address := environ_name_servers() or _local_name_server()):
         values["nameServer"] = address
     return values
 

@@ -15,7 +15,7 @@ from typing import Final
 from rocket_sink.ledger.report.causes import CAUSES
 from rocket_sink.ledger.report.values import BrokerFigures, Cause, Figures, Finding
 from rocket_sink.ledger.sql import Scope
-from rocket_sink.options import name_server_of_environment
+from rocket_sink.options import environ_name_servers
 from rocket_sink.text import clean, counted
 
 LINES: Final = 3
@@ -65,7 +65,7 @@ def backfill_command(ledger: str) -> str:
 def name_servers() -> str:
     """Return the name servers for commands: NAMESRV_ADDR, or a placeholder if that is not set. The
     ledger does not record name servers."""
-    return shlex.quote(clean(name_server_of_environment() or "HOST:9876"))
+    return shlex.quote(clean(environ_name_servers() or "HOST:9876"))
 
 
 def _commands(ledger: str) -> dict[str, str]:
