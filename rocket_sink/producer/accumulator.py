@@ -126,16 +126,14 @@ class BatchAccumulator:
                 future.ended(None, error)
 
 
+@dataclass(slots=True, eq=False)
 class SentBatch:
     """The token of a batch's request; completes the futures of the batch's messages."""
 
-    __slots__ = ("_accumulator", "_body_bytes", "_entries", "_ids")
-
-    def __init__(
-        self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str], body_bytes: int
-    ) -> None:
-        self._accumulator, self._entries, self._ids = accumulator, entries, ids
-        self._body_bytes = body_bytes
+    _accumulator: BatchAccumulator
+    _entries: list[Entry]
+    _ids: list[str]
+    _body_bytes: int
 
     def on_done(self, completion: Completion) -> None:
         entries, result = self._entries, completion.result

@@ -289,11 +289,8 @@ class Driver:
             self.flush(longest_s)
             self.call(lambda: self._has_ended(deadline_s))
         finally:
-            undone = [
-                future
-                for future in dict.fromkeys((*self.futures.unseen, *futures))
-                if not future.done() or future.is_unseen_failure
-            ]
+            last = dict.fromkeys((*self.futures.unseen, *futures))
+            undone = [each for each in last if not each.done() or each.is_unseen_failure]
             if undone:
                 why = undone[0].exception() if undone[0].done() else "there was no time"
                 _LOG.error(
