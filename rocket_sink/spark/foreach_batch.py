@@ -210,7 +210,7 @@ class BatchWriter:
             check_whole(place, query, epoch, is_held=is_held)
         # Later, this note would replace the note of a frame that is refused beside this one.
         again = not place.problem and begin_epoch(place, query, epoch)
-        with _once_a_run(start, query, epoch):
+        with _once_a_run(start, query, epoch, df):
             if is_new:
                 if transactions is not None:
                     transactions.end_earlier(query)
@@ -398,27 +398,39 @@ class BatchWriter:
 
 
 class _Write(NamedTuple):
-    """A write of an epoch by this process; `run` is empty if the run is not known."""
+    """A write of an epoch by this process; `run` is empty if the run is not known. `failed` is the
+    frame of a write that failed before its append."""
 
     run: str
     epoch: int
+    failed: DataFrame | None = None
 
-    def excludes(self, later: _Write) -> bool:
-        """Return whether Delta would skip the `later` write, although it repeats no epoch: only a
-        new run repeats epochs. Two writes may be of one run if a run is not known."""
-        is_new_run = self.run and later.run and self.run != later.run
-        return not is_new_run and later.epoch <= self.epoch
+    def excludes(self, later: _Write, frame: DataFrame) -> bool:
+        """Return whether Delta would skip the `later` write of the frame, although it repeats no
+        epoch, or would skip the failed frame because of it. Only a new run, and the failed frame
+        itself, repeat an epoch. Two writes may be of one run if a run is not known."""
+        if self.run and later.run and self.run != later.run:
+            return False
+        if self.failed is not None and later.epoch == self.epoch:
+            return bool(later.run) and not _is_same(self.failed, frame)
+        return later.epoch <= self.epoch
+
+
+def _is_same(one: DataFrame, other: DataFrame) -> bool:
+    with contextlib.suppress(Exception):  # one of them is of a session that was stopped
+        return one is other or one.sameSemantics(other)
+    return False
 
 
 @contextlib.contextmanager
-def _once_a_run(start: _Start, query: str, epoch: int) -> Iterator[None]:
+def _once_a_run(start: _Start, query: str, epoch: int, frame: DataFrame) -> Iterator[None]:
     """Refuse a second write of an epoch in one run of a query, and a late write of an earlier
     epoch: Delta would skip them, and lose their rows. A write that failed before its append may be
-    repeated."""
+    repeated, with the same frame: if the ledger had another one, the next run would skip this."""
     key, own = (start.ledger_id, query), _Write(start.run, epoch)
     with _writing:
         last = _written.get(key)
-        is_refused = last is not None and last.excludes(own)
+        is_refused = last is not None and last.excludes(own, frame)
         if not is_refused:
             _written[key] = own
     if is_refused:
@@ -426,8 +438,9 @@ def _once_a_run(start: _Start, query: str, epoch: int) -> Iterator[None]:
             note_refused_frame(start.place, query, epoch)
         raise ConfigurationError(
             f"another write_batch has written the epoch {epoch}, or a later one, of the query "
-            f"{query} to the ledger {start.place}. The ledger would take this frame for the epoch "
-            "run again, and skip it, so nothing of this frame is sent. Give each sink an appId of "
+            f"{query} to the ledger {start.place}, or has failed with another frame of it. The "
+            "ledger takes one frame for the whole epoch, and would skip the other when the epoch "
+            "runs again, so nothing of this frame is sent. Give each sink an appId of "
             "its own, or write one frame with the rows of all and a column topic under a new "
             "appId, which sends the epoch again"
         )
@@ -436,10 +449,7 @@ def _once_a_run(start: _Start, query: str, epoch: int) -> Iterator[None]:
     except BaseException:
         with _writing:
             if _written.get(key) is own:
-                if last is None:
-                    del _written[key]
-                else:
-                    _written[key] = last
+                _written[key] = own._replace(failed=frame)
         raise
 
 

@@ -142,6 +142,27 @@ def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
         stream(spark, tmp_path, two.write_batch)
 
 
+def test_a_frame_after_one_that_failed_is_refused(
+    spark: Any, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """If the ledger had the second frame, the next run would skip the first in silence."""
+    cluster.brokers[0].store.forget("one")
+    sink = RocketSink(nameServer=cluster.name_server, topic="one", ledger=str(tmp_path / "ledger"))
+
+    def epoch(frame: Any, number: int) -> None:
+        for _ in range(2):
+            broken = frame.selectExpr("cast(raise_error(body) AS string) AS body")
+            with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
+                sink.write_batch(broken, number)
+        sink.write_batch(frame, number)
+
+    with pytest.raises(Exception, match="failed with another frame"):
+        stream(spark, tmp_path, epoch)
+    assert sent(cluster, "one") == []
+    stream(spark, tmp_path, sink.write_batch)
+    assert sent(cluster, "one") == [b"a", b"b"]
+
+
 def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(
     spark: Any, cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -204,14 +225,21 @@ def test_a_sink_that_lives_on_begins_each_run_anew(
 def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
     place = resolve_path(tmp_path / "l")
 
-    def write(run: str = "r", epoch: int = 0, ledger: str = "l", query: str = "q") -> None:
-        with _once_a_run(_Start(run, place, ledger), query, epoch):
+    frame: Any = object()
+
+    def write(
+        run: str = "r", epoch: int = 0, ledger: str = "l", query: str = "q", frame: Any = frame
+    ) -> None:
+        with _once_a_run(_Start(run, place, ledger), query, epoch, frame):
             pass
 
-    with pytest.raises(KeyError), _once_a_run(_Start("r", place, "l"), "q", 0):
-        with pytest.raises(ConfigurationError, match="epoch 0"):
-            write()  # The write runs beside the first, as from another thread.
-        raise KeyError
+    for run, query in (("r", "q"), ("", "by hand")):
+        with pytest.raises(KeyError), _once_a_run(_Start(run, place, "l"), query, 0, frame):
+            with pytest.raises(ConfigurationError, match="epoch 0"):
+                write(run, query=query)  # The write runs beside the first, as from another thread.
+            raise KeyError
+    with pytest.raises(ConfigurationError, match="failed with another frame"):
+        write(frame=object())
     write()  # A write that failed is tried again.
     # A write whose run is not known may be of the same run.
     for run in ("r", ""):
@@ -221,7 +249,7 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
         write(**another)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="or a later one"):
         write(run="s")  # The write is late: Delta has a later epoch.
-    write(query="by hand", run="")
+    write(query="by hand", run="", frame=object())
     for run in ("r", ""):
         with pytest.raises(ConfigurationError):
             write(query="by hand", run=run)
