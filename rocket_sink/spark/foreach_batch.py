@@ -388,6 +388,12 @@ class BatchWriter:
                 "call sink.write(df)"
             )
         query = self._options.app_id or stream.query_id
+        if self._options.ledger and not is_classic(session):
+            raise ConfigurationError(
+                "foreachBatch over Spark Connect cannot use a ledger: the server does not tell "
+                "which epochs the ledger has, so repeated epochs cannot be recognised. Nothing is "
+                'sent. Use foreach(sink), format("rocketmq"), or a classic session'
+            )
         if not query:
             raise ConfigurationError(
                 "Spark Connect runs this function on the server, and tells it no query id; name "

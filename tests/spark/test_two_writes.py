@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from rocket_sink.commands.common.stream_run import Source, finish, run_batch
 from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame, query_of
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.options import SinkOptions
 from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun, run_of
-from rocket_sink.spark.foreach_batch import _once_a_run, _Start
+from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
 
@@ -254,6 +256,12 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError):
             write(query="by hand", run=run)
     write(query="by hand", run="", epoch=1)
+
+
+def test_a_ledger_is_refused_over_connect(tmp_path: Path) -> None:
+    writer = BatchWriter(SinkOptions.parse({"nameServer": "n", "ledger": str(tmp_path)}))
+    with pytest.raises(ConfigurationError, match="over Spark Connect cannot use a ledger"):
+        writer._query_of(SimpleNamespace(), StreamRun())  # type: ignore[arg-type]
 
 
 def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_path: Path) -> None:
