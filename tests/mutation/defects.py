@@ -1744,7 +1744,7 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "second-write-skipped",
         "rocket_sink/spark/foreach_batch.py",
-        "        is_refused = last is not None and last.excludes(own)\n",
+        "        is_refused = last is not None and last.excludes(own, frame)\n",
         "        is_refused = False\n",
         ("tests/spark/test_two_writes.py::test_what_counts_as_the_second_write_of_an_epoch",),
         "of two sinks in one function of a stream the second sends nothing, without a word",
