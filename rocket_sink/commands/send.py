@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -143,16 +142,11 @@ def _send_all(
     from rocket_sink.producer.producer import Producer
 
     sent = failed = 0
-    checked_topics: set[str] = set()
     with Producer(options) as producer:
         for number, fields in enumerate(messages):
             topic = options.topic or fields.get("topic", "")
             try:
-                message = Message(**{**fields, "topic": topic})
-                if topic not in checked_topics:
-                    checked_topics.add(topic)
-                    _warn_of_missing_topic(options, topic)
-                result = producer.send(message)
+                result = producer.send(Message(**{**fields, "topic": topic}))
                 sent += 1
                 _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
@@ -168,19 +162,6 @@ def _send_all(
                 note(f"standard output is closed: {sent:,} sent, what follows is not")
                 raise
     return sent, failed
-
-
-def _warn_of_missing_topic(options: SinkOptions, topic: str) -> None:
-    """Warn of a missing topic before a send creates it: its name may be mistyped. A name server
-    that does not answer, or a name that no topic can have, is the send's error."""
-    from rocket_sink.producer.admin.admin import Admin
-
-    with (
-        contextlib.suppress(RocketSinkError),
-        Admin(options.with_(topic=topic), timeout_s=2.0) as admin,
-    ):
-        if text := admin.check_name_servers():
-            note(f"warning: {text}")
 
 
 def _show_result(number: int, result: SendResult, as_json: bool) -> None:

@@ -66,27 +66,6 @@ def test_lines_of_json_may_name_their_topics(
     assert capsys.readouterr().err == "2 sent\n"
 
 
-def test_a_mistyped_topic_is_a_warning_before_the_send_creates_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    hint = "check its name, the nearest existing topic is orders"
-    with FakeCluster(brokers=1) as cluster:
-        for topic in ("orders", "TBW102"):
-            cluster.create_topic(topic, queues=1)
-        command = ["send", "-n", cluster.name_server, "-t", "oders", "a", "b"]
-        assert main(command) == 0
-        warning, last = capsys.readouterr().err.splitlines()
-        assert warning.startswith("warning: no name server knows the topic oders yet")
-        assert "unless the option createTopic is empty" in warning
-        assert warning.endswith(hint)
-        assert last == "2 sent"
-        lines = '{"topic": "ordes", "body": "a"}\n{"topic": "orders", "body": "b"}\n'
-        assert send_lines(cluster, tmp_path / "lines", lines) == 0
-        warning, last = capsys.readouterr().err.splitlines()
-        assert "topic ordes yet" in warning
-        assert warning.endswith(hint)
-
-
 def test_a_delay_that_overflows_at_brokers_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

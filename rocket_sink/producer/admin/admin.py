@@ -22,17 +22,15 @@ from rocket_sink.errors import (
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import (
     DLQ_PREFIX,
-    is_system_topic,
     with_namespace,
     without_namespace,
 )
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
-from rocket_sink.producer.engine.routes import Answers, NameServers
-from rocket_sink.producer.engine.stored_check import LACKS_SUB, warn_of_replaced
+from rocket_sink.producer.engine.routes import Answers, NameServers, name_hint, will_be_created
+from rocket_sink.producer.engine.stored_check import HIDDEN_TOPICS, LACKS_SUB, warn_of_replaced
 from rocket_sink.routing.retry import error_for_answer
-from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
@@ -44,6 +42,7 @@ _GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker creates for tools (SubscriptionGroupManager.init)."""
 _MASTER: Final = 0
 _EMPTY_PULLS: Final = 3
+_LATE_MS: Final = 60_000
 PULL_BYTES: Final = 1 << 20
 
 
@@ -82,22 +81,19 @@ class Admin:
         try:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
         except NoRouteError:
-            text = "the first send creates it where brokers allow that (autoCreateTopicEnable), "
-            text += "unless the option createTopic is empty"
+            text = will_be_created(topic)
             if not self.options.template_topic:
-                text = f"no send creates it, because {NO_TEMPLATE}"
-            text = f"no name server knows the topic {topic} yet: {text}"
+                text = f"no name server knows the topic {topic}: no send creates it, because "
+                text += NO_TEMPLATE
             return text + self.name_hint(topic) if topic else ""
         return ""
 
     def name_hint(self, topic: str) -> str:
         """Return the advice to check a missing topic's name, with the nearest existing name."""
-        space, near = self.options.namespace, None
+        names: tuple[str, ...] = ()
         with contextlib.suppress(RocketSinkError):  # A hint is not worth an error.
-            names = (without_namespace(space, name) for name in self.topics())
-            topics = (name for name in names if not is_system_topic(name))
-            near = nearest(without_namespace(space, topic), topics)
-        return "; check its name" + (f", the nearest existing topic is {near}" if near else "")
+            names = self.topics()
+        return name_hint(topic, names, self.options.namespace)
 
     def topic_route(self, topic: str) -> TopicRoute:
         """Return the current route; raises NoRouteError if the topic does not exist."""
@@ -242,6 +238,32 @@ class Admin:
         for queue, end in ends.items():
             yield from self.read_queue(queue, end=end)
 
+    def hidden_copies(self, topic: str, now_ms: int) -> Iterator[tuple[str, bool]]:
+        """Yield (id, whether the message waits) of the copies of the topic's delayed messages that
+        brokers keep in system topics, also after they have delivered a message. A message with a
+        delay level waits until its broker has come to its copy (ScheduleMessageService
+        .buildRunningStats), a timer (TIMER_OUT_MS) until a minute after `now_ms`, because brokers
+        may be late."""
+        topic = with_namespace(self.options.namespace, topic)
+        for name, address in _masters(self._route(topic)).items():
+            statistics = self.runtime_info(name, address)
+            for hidden in HIDDEN_TOPICS:
+                with contextlib.suppress(NoRouteError):  # A broker of 4.9 has no timers.
+                    for queue in self.queues(hidden, to_read=False):
+                        if queue.broker_name != name:
+                            continue
+                        level = statistics.get(f"scheduleMessageOffset_{queue.queue_id + 1}", "0")
+                        delivered = int(level.partition(",")[0])
+                        for message in self.read_queue(queue):
+                            properties = message.properties
+                            if properties.get("REAL_TOPIC") != topic:
+                                continue
+                            due_ms = properties.get("TIMER_OUT_MS")
+                            waits = message.queue_offset >= delivered
+                            if due_ms is not None:
+                                waits = int(due_ms) > now_ms - _LATE_MS
+                            yield message.message_id or "", waits
+
     def await_dispatched(self, topic: str, timeout_s: float = 30.0) -> bool:
         """Wait until the topic's brokers have dispatched all stored messages, of any topic, to
         queues, where consumers can see them. Return False after the time-out (for example under
@@ -273,15 +295,14 @@ class Admin:
         return sum(self.max_offset(queue) - self.min_offset(queue) for queue in queues)
 
     def query_by_unique_key(
-        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True,
-        indexed_as: str = "",
-    ) -> list[StoredMessage]:  # fmt: skip
+        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
+    ) -> list[StoredMessage]:
         """Return the stored messages with this client id from all brokers of the topic; without
-        `bodies`, their bodies are empty. `indexed_as` is the system topic in which brokers keep
-        the message. Raise RemoteProtocolError if the messages exceed 64 MiB of memory."""
+        `bodies`, their bodies are empty. Raise RemoteProtocolError if the messages exceed 64 MiB of
+        memory."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(
-            topic=indexed_as or topic, key=message_id, max_num=max_messages, unique_key=True
+            topic=topic, key=message_id, max_num=max_messages, unique_key=True
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """Topic routes: cached, and fetched again every 30 s or when a failure shows that they are stale.
 
-An unknown topic gets the route of the template topic (TBW102). A known route is dropped only after
+An unknown topic gets the route of the template topic (TBW102), and a warning names the nearest
+existing topic, because the name may be mistyped. A known route is dropped only after
 two answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name
 server knows some of its brokers: a restarted name server knows no topic until brokers register,
 which may take 30 s. A proxy does not say which brokers it knows, so its answers must repeat for
@@ -18,7 +19,7 @@ call blocks: callbacks get the answers while the client is driven."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -31,19 +32,22 @@ from rocket_sink.errors import (
     SendError,
     TlsRefusedError,
 )
-from rocket_sink.message_rules import is_loopback
+from rocket_sink.message_rules import is_loopback, is_system_topic, without_namespace
+from rocket_sink.net import log
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
-from rocket_sink.text import clean
+from rocket_sink.text import clean, nearest
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.responses import decode_cluster_info
+from rocket_sink.wire.responses import decode_cluster_info, decode_topics
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 
+_LOG: Final = log.logger(__name__)
+_ALL_TOPICS: Final = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 TRY_S: Final = 1.0
 """Longest wait for one name server."""
 PROXY_HINT: Final = " (RocketMQ proxies support few requests: docs/deploy/proxy.md)"
@@ -229,6 +233,7 @@ class Routes:
         self.look_ups = 0
         self._interval_s = options.poll_name_server_interval_ms / 1000
         self._template = options.template_topic
+        self._namespace = options.namespace
         self._queue_nums = options.default_topic_queue_nums
         self._topics: dict[str, _Topic] = {}
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
@@ -373,6 +378,11 @@ class Routes:
         if self._template not in ("", state.name):
             answers, now_s = yield requests.get_route(self._template), True
             if self._take_template(state, answers, now_s):
+                if state.misses == 1 and not is_system_topic(state.name):
+                    answers, now_s = yield Frame(_ALL_TOPICS), True
+                    topics = (name for frame in answers.values() for name in _topics_in(frame))
+                    hint = name_hint(state.name, topics, self._namespace)
+                    _LOG.warning("%s%s", will_be_created(state.name), hint)
                 return
             registered = None
         if registered is None:
@@ -412,7 +422,7 @@ class Routes:
         state.fetching, (frame, of_all) = True, question
         on_end = partial(self._go_on, state, look_up)
         codes = ANSWERS
-        if frame.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+        if frame.code in (RequestCode.GET_BROKER_CLUSTER_INFO, _ALL_TOPICS):
             codes |= {ResponseCode.REQUEST_CODE_NOT_SUPPORTED}  # the answer of a proxy
         self._name_servers.ask(frame, on_end, now_s, of_all=of_all, codes=codes)
 
@@ -464,6 +474,27 @@ class Routes:
         )
         self._keep(state, now_s)
         return True
+
+
+def will_be_created(topic: str) -> str:
+    return (
+        f"no name server knows the topic {topic} yet: the first send creates it where brokers "
+        "allow that (autoCreateTopicEnable), unless the option createTopic is empty"
+    )
+
+
+def name_hint(topic: str, names: Iterable[str], namespace: str | None) -> str:
+    """Return the advice to check a missing topic's name, with the nearest of the names."""
+    topics = (without_namespace(namespace, name) for name in names if not is_system_topic(name))
+    near = nearest(without_namespace(namespace, topic), topics)
+    return "; check its name" + (f", the nearest existing topic is {near}" if near else "")
+
+
+def _topics_in(frame: Frame) -> tuple[str, ...]:
+    """Return the names of an answer's topics; a proxy gives none."""
+    with contextlib.suppress(RemoteProtocolError):
+        return decode_topics(frame)
+    return ()
 
 
 def _registered(answers: Answers) -> list[Collection[str]]:

@@ -65,7 +65,8 @@ ANSWER_LOST_S: Final = 15.0
 its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
 """Limit of messages per look-up (defaultQueryMaxNum), counting other ids with the same hash."""
-_HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+HIDDEN_TOPICS: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+"""Topics in which brokers keep delayed messages: by level, by time."""
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 LACKS_SUB: Final = (
     "Give the user the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the "
@@ -80,7 +81,7 @@ _LONGEST_WAIT_S: Final = 0.5
 
 def topics_of(topic: str, *, timed: bool) -> tuple[str, ...]:
     """Return the topics under which a message may be indexed."""
-    return (topic, *_HIDDEN) if timed else (topic,)
+    return (topic, *HIDDEN_TOPICS) if timed else (topic,)
 
 
 def warn_of_replaced(message: StoredMessage, broker: str) -> None:

@@ -1,0 +1,46 @@
+"""A topic that does not exist: each way to send warns before brokers create it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import Message, Producer, TableProducer
+from rocket_sink.cli import main
+from rocket_sink.testing import FakeCluster
+
+
+def by_send(servers: str, topic: str) -> None:
+    with Producer(nameServer=servers) as producer:
+        producer.send(Message(topic, b"a"))
+        producer.send(Message("orders", b"a"))
+
+
+def by_send_async(servers: str, topic: str) -> None:
+    with Producer(nameServer=servers) as producer:
+        producer.send_async(Message(topic, b"a")).result(30)
+
+
+def by_column(servers: str, topic: str) -> None:
+    with TableProducer(nameServer=servers) as producer:
+        producer.send(pa.table({"topic": [topic, "orders"], "body": ["a", "b"]}))
+
+
+def by_command(servers: str, topic: str) -> None:
+    assert main(["send", "-n", servers, "-t", topic, "a", "b"]) == 0
+
+
+@pytest.mark.parametrize("send", [by_send, by_send_async, by_column, by_command])
+def test_a_mistyped_topic_is_a_warning(
+    caplog: pytest.LogCaptureFixture, send: Callable[[str, str], None]
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        for topic in ("orders", "TBW102"):
+            cluster.create_topic(topic, queues=1)
+        send(cluster.name_server, "oders")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("no name server knows the topic oders yet: the first send creates it")
+    assert "unless the option createTopicKey is empty" in warning
+    assert warning.endswith("check its name, the nearest existing topic is orders")
