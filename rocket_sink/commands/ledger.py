@@ -25,11 +25,14 @@ from rocket_sink.commands.common.output import (
     show,
 )
 from rocket_sink.commands.common.spark_input import spark_options
-from rocket_sink.errors import OptionError
+from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.options import LEDGER_KINDS, find_option
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocket_sink.ledger.query.duckdb_reader import QuickLedger
     from rocket_sink.spark.backfill.parking import Parked
 
 _SHOWN: Final = {
@@ -235,6 +238,20 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
         note(f"this damaged file was not looked into; delete it if it may have such rows: {name}")
 
 
+def _quick_rows(quick: QuickLedger, view: str, where: str | None, limit: int) -> pa.Table | None:
+    """Return the newest rows of a view, or None if DuckDB does not understand the condition."""
+    import duckdb
+
+    condition = f"WHERE ({where}\n)" if where else ""
+    select = f"SELECT * FROM {view} {condition} ORDER BY at DESC LIMIT {limit}"  # noqa: S608
+    try:
+        return quick.query(select)
+    except (duckdb.Error, LedgerError):
+        if where is None:
+            raise
+        return None
+
+
 @ledger.command(
     "show",
     example="""
@@ -257,15 +274,14 @@ def show_view(
 
     Views: epochs, sends, dead-letters, isolations, resolutions, attempts.
 
-    --where is a condition in Spark's SQL; with it Spark reads the ledger.
+    --where is a condition in Spark's SQL; Spark starts only for what DuckDB does not know.
     """
     from rocket_sink.ledger import views
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
-    if quick := quick_ledger(path, where, fold, *spark.values()):
-        select = f"SELECT * FROM {named} ORDER BY at DESC LIMIT {limit}"  # noqa: S608 (names of ours)
-        rows = views.rows_of(quick.query(select))
-    else:
+    quick = quick_ledger(path, fold, *spark.values())
+    table = _quick_rows(quick, named, where, limit) if quick else None
+    if table is None:
         from rocket_sink.spark.backfill.sources import filtered
 
         with opened("ledger show", path, **spark) as (session, opened_ledger):
@@ -273,8 +289,8 @@ def show_view(
             frame = filtered(
                 views.view(opened_ledger.rows(session), named), where, of="the view's columns"
             )
-            newest = frame.orderBy("at", ascending=False).limit(limit)
-            rows = views.rows_of(newest.toArrow())
+            table = frame.orderBy("at", ascending=False).limit(limit).toArrow()
+    rows = views.rows_of(table)
     if as_json:
         for row in rows:
             print_json_line(row)

@@ -107,11 +107,19 @@ def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("CONNECT") == 2
     out, _ = run(capsys, "ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
     assert len(out.splitlines()) == 1
+    conditions = {"outcome = 'acked' -- all": 3, "hex(topic) = '74' and epoch > 0": 0}
+    for condition, count in conditions.items():
+        where = ("--where", condition, "--json", "--ledger", path)
+        out, _ = run(capsys, "ledger", "show", "sends", *where)
+        assert len(out.splitlines()) == count
 
 
 @pytest.mark.parametrize(
-    "more", [["--where", "epoch = 0"], ["--fold"], ["--master", "local[1]"]], ids=lambda m: m[0]
-)
+    "more",
+    [["--where", 'query_id = "q"'], ["--where", "epoch = 'x'"], ["--fold"],
+     ["--master", "local[1]"]],
+    ids=" ".join,
+)  # fmt: skip
 def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None:
     with pytest.raises(SparkWanted):
         ledger_command.show_view.main(
