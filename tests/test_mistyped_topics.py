@@ -42,5 +42,5 @@ def test_a_mistyped_topic_is_a_warning(
         send(cluster.name_server, "oders")
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("no name server knows the topic oders yet: the first send creates it")
-    assert "unless the option createTopicKey is empty" in warning
+    assert "unless the option createTopic is empty" in warning
     assert warning.endswith("check its name, the nearest existing topic is orders")

@@ -1,5 +1,6 @@
 """The package's loggers. They clean their records, and limit the number of similar records.
 
+If a program has set up no logging, records get time and level in their text.
 A record becomes one printable line (`rocket_sink.text`). Tracebacks are indented, so that none of
 their lines looks like a record. At most `BURST` records of one format string and peer are logged in
 `EVERY_S` seconds. Further records are only counted; `flush` or a later record logs the count."""
@@ -75,9 +76,16 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
     if hasattr(shell, "kernel"):
         ipython.display.display(ipython.display.HTML(html))
     else:
-        record.msg = f"{time.strftime('%H:%M:%S')} {record.levelname} {record.msg}"
+        if module_logger.hasHandlers():
+            _stamp(record)
         logging.lastResort.emit(record)
     _has_printed = True
+
+
+def _stamp(record: logging.LogRecord) -> None:
+    """Put time and level into the text, because Python's last resort prints nothing else."""
+    at = time.strftime("%H:%M:%S", time.localtime(record.created))
+    record.msg = f"{at} {record.levelname} {record.msg}"
 
 
 def flush() -> None:
@@ -169,6 +177,8 @@ class Guard(logging.Filter):
         record.msg, record.args = text + (_MORE if is_last else ""), ()
         if record.exc_info and not record.exc_text:
             record.exc_text = clean_trace(logging.Formatter().formatException(record.exc_info))
+        if not logging.getLogger(record.name).hasHandlers():
+            _stamp(record)
         return True
 
 

@@ -24,6 +24,12 @@ _WORDS: Final = {
 }  # fmt: skip
 
 
+def label_of(name: str, query: str) -> str:
+    """Return the query on consoles: its `queryName` or `appId` with the start of the id, or the
+    id if it has no name."""
+    return f"{name} ({query[:8]})" if name and name != query else query
+
+
 def say_start(options: SinkOptions, lane: str, query: str) -> None:
     log.tell(
         LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,

@@ -67,11 +67,13 @@ class StreamRun(NamedTuple):
         query_id, run_id: Spark's ids; both are empty outside of a query, and over Spark Connect.
         is_unclear: queries run in this application, and nothing tells whether one of them has made
             the frame, or called this thread.
+        name: the `queryName`, if Spark tells it.
     """
 
     query_id: str = ""
     run_id: str = ""
     is_unclear: bool = False
+    name: str = ""
 
 
 def run_of(df: DataFrame) -> StreamRun:
@@ -88,7 +90,8 @@ def run_of(df: DataFrame) -> StreamRun:
     for execution in executions:
         batch = execution.lastExecution()
         if batch is not None and batch.sparkSession().equals(session):
-            return StreamRun(execution.id().toString(), execution.runId().toString())
+            ids = execution.id().toString(), execution.runId().toString()
+            return StreamRun(*ids, name=execution.name() or "")
     if query := context.getLocalProperty(QUERY_ID) or "":
         return StreamRun(query, streaming_run(context.getLocalProperty))
     return StreamRun(is_unclear=bool(executions))

@@ -304,9 +304,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from rocket_sink.spark.console import say_end
         from rocket_sink.task.queue_snapshot import forget_queues
 
         counts = self._confirm(messages)
+        say_end(f"the write {self.run_id}", counts, self.options.ledger)
         self._end(well=True)
         forget_queues(self.options, self.query_id, counts)
         lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)

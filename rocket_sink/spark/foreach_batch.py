@@ -49,7 +49,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import say_end, say_start, warn_of_losses
+from rocket_sink.spark.console import label_of, say_end, say_start, warn_of_losses
 from rocket_sink.spark.context import (
     StreamRun,
     id_settings,
@@ -183,7 +183,7 @@ class BatchWriter:
         start = self._starts.get(query)
         if start is None or start.run != run:
             check_reachable(self._options, session)
-            say_start(self._options, "foreachBatch", query)
+            say_start(self._options, "foreachBatch", label_of(stream.name, query))
             plan = running_plan(df, stream.query_id) if stream.query_id else None
             if plan is not None:
                 refuse_chance(self._options, plan_of(df, self._options), plan)

@@ -37,7 +37,7 @@ from rocket_sink.net import log
 from rocket_sink.options import BODY, SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import say_start
+from rocket_sink.spark.console import label_of, say_start
 from rocket_sink.spark.context import epoch_ran_again, run_of, streaming_executions
 from rocket_sink.spark.packs import plan_below
 from rocket_sink.spark.runs import Runs
@@ -143,10 +143,10 @@ class QueryListener(StreamingQueryListener):
         if not self._thread.note_start(run, query, is_late=is_late):
             return
         sink = refuse_query(self._session, query, self._thread.ledgers, is_late=is_late)
+        label = label_of(name or (sink[0].app_id if sink else ""), query)
+        self._thread.runs.name_sink(run, label, sink[0].ledger if sink else "")
         if sink is not None:
             options, lane, plan = sink
-            name = name or options.app_id
-            label = f"{name} ({query[:8]})" if name else query
             say_start(options, lane, label)
             via = without_files(options).ledger_via
             hands_over = via == "spark" or (via == "auto" and has_executors(self._session))

@@ -21,7 +21,7 @@ class Run:
     """A run of a streaming query.
 
     Attributes:
-        label: the query on consoles: `queryName` or `appId` with the start of the id, or the id.
+        label: the query on consoles (`console.label_of`).
         ledger: URI of the run's ledger; empty if Spark hides the sink, as with foreachBatch.
         has_begun: the run finished an epoch or waited for rows, or Spark has reported its end.
         is_running: Spark has not reported the end.

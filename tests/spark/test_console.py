@@ -52,12 +52,15 @@ def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: st
 def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
     """Print after `logging.error`, too, by which py4j reports a Ctrl-C."""
     script = SCRIPT.replace("logging.shutdown()", "")
+    script += "log.logger('rocket_sink.x').warning('it %s', 'waits')\n"
     script += "logging.error('lost')\nlog.tell(log.logger('rocket_sink.x'), 'the end')\n"
     result = subprocess.run(
         [sys.executable, "-c", script, ""], capture_output=True, text=True, check=True
     )
     time = r"\d\d:\d\d:\d\d"
-    lines = rf"{time} INFO it ended\nERROR:root:lost\n{time} INFO the end\n"
+    lines = (
+        rf"{time} INFO it ended\n{time} WARNING it waits\nERROR:root:lost\n{time} INFO the end\n"
+    )
     assert re.fullmatch(lines, result.stderr)
 
 
@@ -138,10 +141,10 @@ def test_a_query_says_its_start_its_losses_and_its_end(
                 sink = RocketSink(**options)
             writer = rows.writeStream.foreachBatch(sink.write_batch)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        if lane == "datasource":
+        if lane != "foreach":
             writer = writer.queryName("orders")
         query = writer.trigger(availableNow=True).start()
-        name = f"orders ({query.id[:8]})" if lane == "datasource" else query.id
+        name = query.id if lane == "foreach" else f"orders ({query.id[:8]})"
         assert query.awaitTermination(DEADLINE_S)
         wait_for(lambda: any(" ended: " in text for text in texts(caplog)))
         lines = texts(caplog)

@@ -213,7 +213,10 @@ def test_events_need_no_installed_metadata(
 
 
 @pytest.mark.parametrize("is_well", [True, False])
-def test_a_batch_by_format_is_told_of_by_two_processes(collector: Collector, is_well: bool) -> None:
+def test_a_batch_by_format_is_told_of_by_two_processes(
+    collector: Collector, caplog: pytest.LogCaptureFixture, is_well: bool
+) -> None:
+    caplog.set_level("INFO", "rocket_sink.spark.console")
     source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
     planned = source.writer(StructType([StructField("body", StringType())]), False)
     assert [event["eventType"] for event in collector.events] == ["START"]
@@ -227,6 +230,8 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector: Collector, is_
     assert start["run"]["runId"] == end["run"]["runId"]
     assert end["eventType"] == ("COMPLETE" if is_well else "FAIL")
     if is_well:
+        text = f"the write {writer.run_id} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger"
+        assert text in caplog.text
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
 
 
