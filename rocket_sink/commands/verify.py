@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,6 @@ from rocket_sink.commands.common.sink_input import resolved_options, sink_option
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import LedgerError, MissingPackageError
 from rocket_sink.ledger.sql import Query, Scope, with_full_id
-from rocket_sink.producer.engine.stored_check import topics_of
 from rocket_sink.text import clean
 
 if TYPE_CHECKING:
@@ -119,20 +119,12 @@ def _of_ledger(
             note("the ledger has no stored message: there is nothing to verify")
 
         def of(name: str) -> Verification:
-            def is_waiting(ids: Sequence[str]) -> set[str]:
-                return {each for each in ids if _waits(admin, name, each)}
-
+            hidden = partial(admin.hidden_copies, name, time.time_ns() // 1_000_000)
             return _stored(
-                admin, name, lambda places: places.compare(query, name, is_waiting, whole_id)
+                admin, name, lambda places: places.compare(query, name, hidden, whole_id)
             )
 
         return [of(name) for name in topics]
-
-
-def _waits(admin: Admin, topic: str, message_id: str) -> bool:
-    """Return whether a broker of the topic keeps the message until its time."""
-    look_up = partial(admin.query_by_unique_key, topic, message_id, bodies=False)
-    return any(look_up(indexed_as=hidden) for hidden in topics_of(topic, timed=True)[1:])
 
 
 def _stored(

@@ -98,7 +98,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("message_id", "STRING", (SEND, DEAD_LETTER, RESOLUTION, BACKFILL, TRANSACTION), "client message id (UNIQ_KEY); send: of the request's first message; transaction: of a message that its broker would not commit, null in the row of the epoch"),
     Column("outcome", "STRING", (SEND, DEAD_LETTER, BACKFILL), "acked, acked_degraded, rejected, not_sent, unknown; in_flight: written before the answer, or before a backfill sends the dead letter"),
     Column("broker_address", "STRING", (SEND, RESOLUTION), "host:port that was asked"),
-    Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue; half: in its broker's half queue"),
+    Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue; half: in its broker's half queue; null: a delayed message, which gets its place when it is due"),
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
     Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body; epoch: of all rows that came in"),
 

@@ -83,6 +83,8 @@ class LedgerRecorder:
             completion.attempts[0].queue_wait_ms += request.waited_ms
             request.waited_ms = 0.0
         for attempt in completion.attempts:
+            if request.delayed:  # The answer names a place in a system topic.
+                attempt.queue_offset = -1
             group = facts if attempt is completion.attempts[-1] else None
             maybe_duplicate = doubtful or request.maybe_duplicate
             self._attempts.append((attempt, request.number, maybe_duplicate, group))

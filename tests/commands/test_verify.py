@@ -13,22 +13,16 @@ import pytest
 
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
-from rocket_sink.ledger.records import RunContext, in_order, send_rows
+from rocket_sink.ledger.records import GroupFacts, in_order, send_rows
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.producer import Producer
-from rocket_sink.rows.contract import resolve_columns
-from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 from tests.ledger.night import store
-from tests.ledger.values import accounts, attempt, confirmed, context
+from tests.ledger.values import accounts, attempt, confirmed, context, letter
+from tests.recorded import ROWS, run, verified
 from tests.run_command import run_command
-
-ROWS = 300
 
 
 @pytest.fixture
@@ -36,30 +30,6 @@ def cluster() -> Iterator[FakeCluster]:
     with FakeCluster(brokers=2) as fake:
         fake.create_topic("t", queues=2)
         yield fake
-
-
-def run(cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1, **more: Any) -> None:
-    """Run a task with `ROWS` rows, and fold its ledger rows."""
-    options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", requestMaxMessages=20)
-    rows: list[pa.RecordBatch] = []
-    columns = {"body": [f"{ctx.epoch}-{n}" for n in range(ROWS)],
-               "keys": [[f"key-{n}"] for n in range(ROWS)], **more}  # fmt: skip
-    batch = pa.RecordBatch.from_pydict(columns)
-    pool = ProducerPool(make=lambda own: SendEngine(own, shared=None))
-    runner = TaskRunner(options, ctx, emit=rows.append, pool=pool, keeps_dead_letters=True)
-    with contextlib.closing(pool), runner:
-        runner.feed(batch, resolve_columns(batch.schema, options))
-        runner.finish()
-    rows.append(confirmed(ctx, ROWS, rows_in=ROWS))
-    store(folder, in_order(rows, nth << 32))
-
-
-def verified(cluster: FakeCluster, *arguments: str, code: int = 0) -> dict[str, Any]:
-    done = run_command("verify", "-n", cluster.name_server, "-t", "t", "--json", *arguments)
-    assert done.code == code, (done.out, done.err)
-    [result] = done.json()
-    assert result["adds_up"] is (code == 0)
-    return {name: value for name, value in result.items() if value and name != "examples"}
 
 
 Delete = Callable[[int], None]
@@ -93,15 +63,15 @@ def test_deleted_doubled_and_foreign_messages_are_told(
 ) -> None:
     ledger = tmp_path / "ledger"
     for epoch in range(2):
-        run(cluster, ledger, context(epoch=epoch, task_attempt_id=epoch), epoch + 1)
-    sums = verified(cluster, "--ledger", str(ledger))
+        run(cluster.name_server, ledger, context(epoch=epoch, task_attempt_id=epoch), epoch + 1)
+    sums = verified(cluster.name_server, "--ledger", str(ledger))
     assert sums == {"topic": "t", "acknowledged": 600, "found": 600, "adds_up": True}
     queue = queue_of(cluster)
     delete(25)
     cluster.brokers[0].store.append(queue[3])
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(Message("t", b"somebody else's"))
-    faults = verified(cluster, "--ledger", str(ledger), code=1)
+    faults = verified(cluster.name_server, "--ledger", str(ledger), code=1)
     assert faults == {
         "topic": "t", "acknowledged": 600, "found": 599, "missing": 1, "twice": 1, "foreign": 1,
     }  # fmt: skip
@@ -114,9 +84,9 @@ def test_deleted_doubled_and_foreign_messages_are_told(
 def test_a_message_is_missed_wherever_it_was(
     cluster: FakeCluster, tmp_path: Path, place: int, delete: Delete
 ) -> None:
-    run(cluster, tmp_path / "ledger", context())
+    run(cluster.name_server, tmp_path / "ledger", context())
     delete(queue_of(cluster)[place].queue_offset)
-    faults = verified(cluster, "--ledger", str(tmp_path / "ledger"), code=1)
+    faults = verified(cluster.name_server, "--ledger", str(tmp_path / "ledger"), code=1)
     assert faults["missing"] == 1 and faults["found"] == ROWS - 1
 
 
@@ -124,16 +94,23 @@ def test_rows_of_one_query_and_of_attempts_that_do_not_count(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     ledger = tmp_path / "ledger"
-    run(cluster, ledger, context())
-    run(cluster, ledger, context(query_id="other"), 2)
-    assert verified(cluster, "--ledger", str(ledger), "--query", "other")["acknowledged"] == ROWS
-    run(cluster, ledger, context(run_id="run-2", task_attempt_id=99), 3)
-    sums = verified(cluster, "--ledger", str(ledger), code=1)
+    run(cluster.name_server, ledger, context())
+    run(cluster.name_server, ledger, context(query_id="other"), 2)
+    assert (
+        verified(cluster.name_server, "--ledger", str(ledger), "--query", "other")["acknowledged"]
+        == ROWS
+    )
+    run(cluster.name_server, ledger, context(run_id="run-2", task_attempt_id=99), 3)
+    sums = verified(cluster.name_server, "--ledger", str(ledger), code=1)
     assert (sums["acknowledged"], sums["twice"]) == (2 * ROWS, ROWS)
 
 
-def compared(path: Path, first: int, ids: dict[int, str], waiting: set[str]) -> Verification:
-    """Compare a queue that has these ids by offset, and begins at the offset `first`."""
+def compared(
+    path: Path, first: int, ids: dict[int, str], copies: dict[str, bool] | None = None,
+    query_id: str | None = None,
+) -> Verification:  # fmt: skip
+    """Compare a queue that has these ids by offset, and begins at the offset `first`. `copies` says
+    of hidden copies whether they wait."""
     quick = open_quick(path)
     assert quick is not None
     messages = [
@@ -142,7 +119,7 @@ def compared(path: Path, first: int, ids: dict[int, str], waiting: set[str]) -> 
     ]
     with contextlib.closing(StoredPlaces()) as places:
         places.add("broker-a", 3, first, messages)
-        return places.compare(quick.query, "t", lambda wanted: waiting & set(wanted))
+        return places.compare(quick.query, "t", lambda: (copies or {}).items(), query_id)
 
 
 def test_what_retention_has_deleted_is_no_fault(tmp_path: Path) -> None:
@@ -150,7 +127,7 @@ def test_what_retention_has_deleted_is_no_fault(tmp_path: Path) -> None:
     ctx = context()
     rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7)]
     path = Path(store(tmp_path, in_order(rows, 1 << 32)))
-    result = compared(path, 45, {place: f"{place}" for place in range(45, 49)}, set())
+    result = compared(path, 45, {place: f"{place}" for place in range(45, 49)})
     assert (result.expired, result.found, result.missing, result.adds_up) == (3, 4, 0, True)
 
 
@@ -158,32 +135,88 @@ def sends_of(message_id: str, **more: Any) -> pa.RecordBatch:
     return send_rows([attempt(message_id=message_id, **more)], context(), requests=[1])
 
 
-def test_a_delayed_message_waits_or_is_elsewhere_or_missing(tmp_path: Path) -> None:
-    """The answer to a delayed message has an offset of a system topic."""
-    ctx, own = context(), "B" * 32
-    rows = [sends_of(own, message_count=1), accounts(ctx, acked=1), confirmed(ctx, 1)]
+OWN, OTHER = "B" * 32, {42: "C" * 32}
+GROUP = {n: f"{'D' * 20}{n:012X}" for n in range(10, 20)}
+"""Ids of a batch; ten of its rows were delayed."""
+
+
+@pytest.mark.parametrize(
+    ("first", "ids", "copies", "result"),
+    [
+        (0, OTHER, {OWN: True}, {"not_due": 1, "foreign": 1}),
+        (0, {**OTHER, 43: OWN}, {OWN: False}, {"found": 1, "foreign": 1}),
+        (0, {43: OWN, 44: OWN}, {OWN: False}, {"found": 1, "twice": 1}),
+        (0, {}, {OWN: False}, {"missing": 1}),
+        (0, {}, {}, {"missing": 1}),
+        (50, {}, {OWN: True}, {"not_due": 1}),
+        (50, {}, {OWN: False}, {"missing": 1}),
+        (50, {}, {}, {"expired": 1}),
+    ],
+    ids=["waits", "delivered", "twice", "lost", "never there", "waits after retention",
+         "lost after retention", "expired"],
+)  # fmt: skip
+def test_a_delayed_message(
+    tmp_path: Path, first: int, ids: dict[int, str], copies: dict[str, bool],
+    result: dict[str, int],
+) -> None:  # fmt: skip
+    """A hidden copy says more about an absent message than the queue does."""
+    ctx = context()
+    rows = [sends_of(OWN, message_count=1, queue_offset=-1), accounts(ctx, acked=1)]
+    path = Path(store(tmp_path, in_order([*rows, confirmed(ctx, 1)], 1 << 32)))
+    assert figures_of(compared(path, first, ids, copies)) == {"acknowledged": 1, **result}
+
+
+def figures_of(result: Verification) -> dict[str, int]:
+    return {name: n for name, n in vars(result).items() if isinstance(n, int) and n}
+
+
+def test_a_lost_message_of_a_delayed_group(tmp_path: Path) -> None:
+    """Nine of ten ids were delivered, among them the first and the last; the tenth is lost."""
+    ctx, group = context(), GroupFacts(10, GROUP[19], 1.0, 1.0, 1.0, 1.0, None)
+    sent = attempt(message_id=GROUP[10], message_count=10, queue_offset=-1)
+    rows = [send_rows([sent], ctx, requests=[1], groups=[group]), accounts(ctx, acked=10)]
+    path = Path(store(tmp_path, in_order([*rows, confirmed(ctx, 10)], 1 << 32)))
+    came = {n: text for n, text in GROUP.items() if n != 15}
+    lost = compared(path, 0, came, dict.fromkeys(GROUP.values(), False))
+    assert figures_of(lost) == {"acknowledged": 10, "found": 9, "missing": 1}
+    assert lost.examples == {"missing": [GROUP[15]]}
+    waits = compared(path, 0, came, {GROUP[15]: True})
+    assert figures_of(waits) == {"acknowledged": 10, "found": 9, "not_due": 1}
+
+
+def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path: Path) -> None:
+    """Of the messages, 42 to 48 are acknowledged, and 42 is there again. Query `q` has none."""
+    ctx = context()
+    rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7), dead(), of_query("q")]
     path = Path(store(tmp_path, in_order(rows, 1 << 32)))
-    others = {42: "C" * 32}
-    waits = compared(path, 0, others, {own})
-    assert (waits.not_due, waits.missing, waits.foreign) == (1, 0, 1)
-    came = compared(path, 0, {**others, 43: own}, set())
-    assert (came.found, came.not_due, came.missing, came.twice, came.foreign) == (1, 0, 0, 0, 1)
-    gone = compared(path, 0, others, set())
-    assert (gone.found, gone.missing, gone.foreign) == (0, 1, 1)
+    ids = {42: "A" * 32, **{place: f"{place}" for place in range(43, 49)}, 49: "A" * 32}
+    ids |= {50: "F" * 32, 51: "F" * 32, 52: "E" * 32, 53: "E" * 32}
+    result = {"acknowledged": 7, "found": 7, "twice": 1, "foreign": 2, "unacknowledged": 2}
+    assert figures_of(compared(path, 0, ids)) == result
+    assert figures_of(compared(path, 0, ids, query_id="query")) == result
+    assert figures_of(compared(path, 0, ids, query_id="q")) == {"foreign": 2}
+
+
+def dead() -> pa.RecordBatch:
+    return letter(context(), message_id="E" * 32)
+
+
+def of_query(query_id: str) -> pa.RecordBatch:
+    return accounts(context(query_id=query_id), acked=0)
 
 
 def test_keys_of_a_table_are_compared(cluster: FakeCluster, tmp_path: Path, delete: Delete) -> None:
-    run(cluster, tmp_path / "ledger", context())
+    run(cluster.name_server, tmp_path / "ledger", context())
     file = tmp_path / "orders.parquet"
     keys = [f"key-{n}" for n in range(ROWS)]
     pq.write_table(pa.table({"order": keys}), file)
     named = ("--path", str(file), "--key", "order")
-    assert verified(cluster, *named)["found"] == ROWS
+    assert verified(cluster.name_server, *named)["found"] == ROWS
     queue = queue_of(cluster)
     cluster.brokers[0].store.append(queue[3])
     delete(7)
     pq.write_table(pa.table({"order": [*keys, "not sent"][1:]}), file)
-    faults = verified(cluster, *named, code=1)
+    faults = verified(cluster.name_server, *named, code=1)
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
 
 
