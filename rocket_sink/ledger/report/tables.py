@@ -68,7 +68,7 @@ _BROKERS: Final = (
     Column("not acked", "not_acked", "n"), Column("p50 ms", "p50_ms", "n"),
     Column("p95 ms", "p95_ms", "n", is_wide=True), Column("p99 ms", "p99_ms", "n"),
     Column("p99.9 ms", "p999_ms", "n", is_wide=True), Column("max ms", "max_ms", "n"),
-    Column("p99 wait ms", "wait_p99_ms", "n", is_wide=True),
+    Column("wait p99 ms", "wait_p99_ms", "n", is_wide=True),
     Column("last", "last_at", "t", is_wide=True),
 )  # fmt: skip
 _ISOLATIONS: Final = (
