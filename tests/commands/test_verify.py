@@ -166,6 +166,15 @@ def test_a_delayed_message(
     assert figures_of(compared(path, first, ids, copies)) == {"acknowledged": 1, **result}
 
 
+def test_the_place_in_a_system_topic_is_not_in_the_ledger(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    run(cluster.name_server, tmp_path / "ledger", context(), delay_level=[3] * ROWS)
+    quick = open_quick(tmp_path / "ledger")
+    assert quick is not None
+    assert quick.query("SELECT count(queue_offset) AS n FROM answered").to_pylist() == [{"n": 0}]
+
+
 def figures_of(result: Verification) -> dict[str, int]:
     return {name: n for name, n in vars(result).items() if isinstance(n, int) and n}
 
