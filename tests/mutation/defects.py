@@ -2980,9 +2980,9 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "hints-name-retry-topics",
-        "rocket_sink/producer/admin/admin.py",
-        "            topics = (name for name in names if not is_system_topic(name))\n",
-        "            topics = names\n",
+        "rocket_sink/producer/engine/routes.py",
+        " for name in names if not is_system_topic(name))\n",
+        " for name in names)\n",
         (
             "tests/spark/test_unreachable.py::test_no_hint_names_a_topic_that_brokers_use_themselves",
         ),
