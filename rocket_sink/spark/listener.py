@@ -143,16 +143,17 @@ class QueryListener(StreamingQueryListener):
         if not self._thread.note_start(run, query, is_late=is_late):
             return
         sink = refuse_query(self._session, query, self._thread.ledgers, is_late=is_late)
-        label = label_of(name or (sink[0].app_id if sink else ""), query)
-        self._thread.runs.name_sink(run, label, sink[0].ledger if sink else "")
-        if sink is not None:
-            options, lane, plan = sink
-            say_start(options, lane, label)
-            via = without_files(options).ledger_via
-            hands_over = via == "spark" or (via == "auto" and has_executors(self._session))
-            self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
-            if lineage.is_on():
-                lineage.started(options, run, query, schema_of(plan_below(plan)))
+        if sink is None:
+            self._thread.runs.name_sink(run, label_of(name, query))
+            return
+        options, lane, plan = sink
+        label = label_of(name or options.app_id, query)
+        say_start(options, lane, label)
+        via = without_files(options).ledger_via
+        hands_over = via == "spark" or (via == "auto" and has_executors(self._session))
+        self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
+        if lineage.is_on():
+            lineage.started(options, run, query, schema_of(plan_below(plan)))
 
 
 class FoldThread:

@@ -49,7 +49,9 @@ class Runs:
     def start(self, run_id: str, query_id: str) -> None:
         self._runs[run_id] = Run(query_id)
 
-    def name_sink(self, run_id: str, label: str, uri: str, *, hands_over: bool) -> None:
+    def name_sink(
+        self, run_id: str, label: str, uri: str = "", *, hands_over: bool = False
+    ) -> None:
         if (run := self._runs.get(run_id)) is not None:
             run.label, run.ledger, run.hands_over = label, uri, hands_over
 
