@@ -12,17 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import DeliveryError, ProtocolError
-from rocket_sink.ledger.append.delta_rs import rows_of_epoch
-from rocket_sink.ledger.append.table import open_direct, read_table, reading
+from rocket_sink.ledger.append.table import rows_of_epoch
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import BETWEEN_HALVES
 from rocket_sink.ledger.schema import SEND, TRANSACTION
-from rocket_sink.ledger.views import queried
 from rocket_sink.producer.admin.half_commits import HALVES
 from rocket_sink.wire.ids import decode_offset_message_id
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 
@@ -58,12 +55,14 @@ def decided_epoch(
         LedgerError: there is no ledger, or some of its files are gone.
         DeliveryError: a row does not say where its half message is.
     """
-    table = open_direct(spark, place)
-    rows = (
-        _by_spark(spark, place, query_id, epoch)
-        if table is None
-        else _direct(table, query_id, epoch)
-    )
+    columns = (*_COLUMNS, "half", "outcome")
+    rows = rows_of_epoch(spark, place, (SEND, TRANSACTION), query_id, epoch, columns)
+    # Take the rows of the views `decided_halves` and `epoch_ends`.
+    is_send = pc.equal(rows.column("kind"), SEND)
+    is_stored = pc.is_in(rows.column("outcome"), pa.array(["acked", "acked_degraded"]))
+    decided = pc.and_(is_send, pc.and_(pc.fill_null(rows.column("half"), False), is_stored))
+    end = pc.and_(pc.invert(is_send), pc.is_null(rows.column("message_id")))
+    rows = rows.filter(pc.or_(decided, end))
     sends = rows.filter(pc.equal(rows.column("kind"), SEND))
     if not sends.num_rows:
         return None
@@ -72,30 +71,6 @@ def decided_epoch(
         read_halves(sends), first.value // 1000, sends.column("run_id")[0].as_py(),
         sends.column("lane")[0].as_py(), sends.num_rows < rows.num_rows,
     )  # fmt: skip
-
-
-def _by_spark(spark: SparkSession, place: LedgerPath, query_id: str, epoch: int) -> pa.Table:
-    columns = ", ".join(_COLUMNS)
-    rows = queried(
-        read_table(spark, place),
-        f"SELECT {columns}, query_id, epoch FROM decided_halves "  # noqa: S608 (names of ours)
-        f"UNION ALL SELECT {columns}, query_id, epoch FROM epoch_ends",
-    )
-    is_of_epoch = (rows.query_id == query_id) & (rows.epoch == epoch)
-    with reading(place):
-        return rows.where(is_of_epoch).select(*_COLUMNS).toArrow()
-
-
-def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
-    """Return the rows of the views `decided_halves` and `epoch_ends`."""
-    rows = rows_of_epoch(
-        table, (SEND, TRANSACTION), query_id, epoch, (*_COLUMNS, "half", "outcome")
-    )
-    is_send = pc.equal(rows.column("kind"), SEND)
-    is_stored = pc.is_in(rows.column("outcome"), pa.array(["acked", "acked_degraded"]))
-    decided = pc.and_(is_send, pc.and_(pc.fill_null(rows.column("half"), False), is_stored))
-    end = pc.and_(pc.invert(is_send), pc.is_null(rows.column("message_id")))
-    return rows.filter(pc.or_(decided, end)).select(_COLUMNS)
 
 
 def read_halves(sends: pa.Table) -> pa.Table:

@@ -19,10 +19,10 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError
+from rocket_sink.ledger.append import table
 from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
-from rocket_sink.spark import decided_epoch as decided_epochs
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.context import QUERY_ID, RUN_ID
 from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
@@ -259,7 +259,7 @@ def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch:
     def read(epoch: int, name: str = query.name) -> DecidedEpoch | None:
         direct = read_once(epoch, name)
         with monkeypatch.context() as patch:
-            patch.setattr(decided_epochs, "open_direct", lambda *given: None)
+            patch.setattr(table, "open_direct", lambda *given: None)
             assert read_once(epoch, name) == direct
         return direct
 

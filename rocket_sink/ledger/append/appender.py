@@ -24,8 +24,8 @@ from rocket_sink.ledger.append.table import (
     is_table,
     last_txn_version,
     open_for_commits,
-    reading,
     rows_of_commit,
+    rows_of_epoch,
     table_version,
     task_errors,
 )
@@ -144,12 +144,16 @@ class Append(ABC):
     @abstractmethod
     def _save_rows(self, batches: Rows) -> None: ...
 
-    @abstractmethod
     def accounts(
         self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
     ) -> list[dict[str, Any]]:
         """Return columns of the `epoch` rows that `save` has appended. Do not read the columns from
         the frame of `save`: a second action on the frame would send the rows again."""
+        names = (*columns, "run_id")
+        rows = rows_of_epoch(
+            self._spark, self.place, (EPOCH,), query_id, epoch, names, before=_ALL_SENT
+        )
+        return [row for row in rows.to_pylist() if row["run_id"] == run_id]
 
     @abstractmethod
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
@@ -189,7 +193,6 @@ class _ByDeltaRs(Append):
     ) -> None:  # fmt: skip
         super().__init__(spark, place, app_id, version, token, table.version(), is_held=is_held)
         self._table = table
-        self._files: list[DataFile] = []
 
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         return frame.mapInArrow(partial(write_files, self.place, make), FILES_DDL)
@@ -206,16 +209,6 @@ class _ByDeltaRs(Append):
     def _commit(self, files: list[DataFile]) -> int:
         commit(self.place, self._table, files, self._app_id, self._version, self._token)
         return sum(file.rows for file in files)
-
-    def accounts(
-        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
-    ) -> list[dict[str, Any]]:
-        import pyarrow.parquet as pq
-
-        files = self.place.filesystem()
-        paths = [f"{self.place.root}/{file.path}" for file in self._files if file.kind == EPOCH]
-        read = partial(pq.read_table, columns=list(columns), filesystem=files)
-        return [row for path in paths for row in read(path).to_pylist()]
 
 
 class _BySpark(Append):
@@ -267,17 +260,6 @@ class _BySpark(Append):
         if executors_token(self._spark, self.place) is not None:
             frame = self.made_by_tasks(frame, iter)
         self._save(frame)
-
-    def accounts(
-        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
-    ) -> list[dict[str, Any]]:
-        with reading(self.place, _ALL_SENT):
-            table = self._spark.read.format("delta").load(self.place.uri)
-            is_own = (
-                (table.query_id == query_id) & (table.run_id == run_id) & (table.epoch == epoch)
-            )
-            rows = table.where(is_own & (table.kind == EPOCH)).select(*columns).collect()
-        return [row.asDict() for row in rows]
 
 
 def short(place: LedgerPath, token: str, added: int, handed: int) -> LedgerError:

@@ -344,23 +344,19 @@ def as_dataset(table: DeltaTable) -> dataset.Dataset:
 
 
 @native_calls.uninterrupted()
-def rows_of_epoch(
-    table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
+def selected_rows(
+    table: DeltaTable, row_filter: dataset.Expression, columns: Sequence[str], before: str = ""
 ) -> pa.Table:
-    """Return the rows of an epoch. Files whose statistics exclude the epoch are not opened. Raise
-    LedgerError if files that the table names are gone or damaged, or cannot be read now."""
-    from pyarrow.dataset import field
-
-    row_filter = (
-        field("kind").isin(kinds) & (field("query_id") == query_id) & (field("epoch") == epoch)
-    )
+    """Return rows. Files whose statistics exclude the filter are not opened. Raise LedgerError,
+    whose text begins with `before`, if files that the table names are gone or damaged, or cannot be
+    read now."""
     try:
         return as_dataset(table).to_table(columns=list(columns), filter=row_filter)
     except (OSError, pa.ArrowException) as error:
         is_gone = isinstance(error, (FileNotFoundError, pa.ArrowException))
         if not is_gone and "not found" not in str(error):
-            raise _away(table.table_uri, error) from error
-        raise unreadable(table.table_uri, error) from error
+            raise _away(table.table_uri, error, before=before) from error
+        raise unreadable(table.table_uri, error, before) from error
 
 
 class StoredFile(NamedTuple):
@@ -439,10 +435,10 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
         check_plain(place.root, LOG_FOLDER, *folders)
 
 
-def unreadable(path: str, error: BaseException) -> LedgerError:
+def unreadable(path: str, error: BaseException, before: str = "") -> LedgerError:
     """Return the LedgerError for a reader's error: files of the table are gone or damaged."""
     return LedgerError(
-        f"the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
+        f"{before}the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
         "are gone or damaged: put them back from a backup",
         path=path,
     )
@@ -543,8 +539,9 @@ def _failed(place: LedgerPath, reason: str) -> LedgerError:
     return LedgerError(f"cannot commit to the ledger {place}: {reason}", path=place.uri)
 
 
-def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
-    return LedgerError(f"the ledger {uri} cannot be read now: {_reason(error)}{more}", path=uri)
+def _away(uri: str, error: BaseException, after: str = "", before: str = "") -> LedgerError:
+    text = f"{before}the ledger {uri} cannot be read now: {_reason(error)}{after}"
+    return LedgerError(text, path=uri)
 
 
 def _reason(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from rocket_sink.ledger.append.delta_rs import (
     newest_for_readers,
     open_any,
     open_table,
+    selected_rows,
     uncounted,
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
@@ -173,6 +174,25 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
         if table is None:
             check_named(place.uri, map(partial(_below, place.uri), rows.inputFiles()))
     return rows
+
+
+def rows_of_epoch(
+    spark: SparkSession, place: LedgerPath, kinds: Sequence[str], query_id: str, epoch: int,
+    columns: Sequence[str], before: str = "",
+) -> pa.Table:  # fmt: skip
+    """Return columns of an epoch's rows. delta-rs reads them if it can open the table, because a
+    Spark job takes a second or more. Raise LedgerError if there is no ledger, or if it cannot be
+    read; the text of an unreadable ledger begins with `before`."""
+    from pyarrow.dataset import field
+
+    table = open_direct(spark, place)
+    if table is not None:
+        is_of_epoch = (field("query_id") == query_id) & (field("epoch") == epoch)
+        return selected_rows(table, field("kind").isin(kinds) & is_of_epoch, columns, before)
+    rows = read_table(spark, place)
+    with reading(place, before):
+        rows = rows.where((rows.query_id == query_id) & (rows.epoch == epoch))
+        return rows.where(rows.kind.isin(*kinds)).select(*columns).toArrow()
 
 
 def has_delta(spark: SparkSession) -> bool:
