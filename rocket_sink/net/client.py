@@ -94,7 +94,9 @@ class Readiness:
             raise
         if self._unresolved:
             ready += [
-                (channel, WRITE) for channel in self._unresolved if channel.transport.look_up.done
+                (channel, WRITE)
+                for channel in self._unresolved
+                if channel.transport.targets.look_up.done
             ]
         return ready
 
@@ -405,7 +407,7 @@ class NetworkClient:
                 if now_s >= channel.connect_deadline_s:
                     self.fail(channel, channel.transport.timed_out(), now_s)
                     continue
-                if channel.transport.is_silent(now_s):
+                if channel.transport.targets.is_silent(now_s):
                     self._advance(channel, now_s, skip=True)
             due_s = channel.connection.next_deadline_s
             if due_s is not None and now_s >= due_s:

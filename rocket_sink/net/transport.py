@@ -52,11 +52,59 @@ class StreamEnded(Exception):
     """The end of an open stream; the text is the reason."""
 
 
+class Targets:
+    """The addresses of a host, in the order in which to try them. After the last one, those that
+    were silent come again, with twice the patience."""
+
+    def __init__(self, host: str, port: int, resolver: Resolver) -> None:
+        self.host, self.port = host, port
+        self._resolver = resolver
+        self.look_up = resolver.look_up(host, port)
+        self.current: Any = None
+        self._untried: list[Any] = []
+        self._silent: list[Any] = []
+        self._patience_s = PATIENCE_S
+        self._since_s: float | None = None
+        """Time at which `is_silent` was first called for the current target."""
+
+    def begin(self) -> None:
+        """Take the addresses that the look-up has found."""
+        self._untried = self._resolver.in_order(self.host, self.port, self.look_up.targets)
+
+    def next(self) -> Any:
+        """Return the next target; None after the last one."""
+        self._since_s = None
+        if not self._untried:
+            self._untried, self._silent = self._silent, []
+            self._patience_s *= 2
+        self.current = self._untried.pop(0) if self._untried else None
+        return self.current
+
+    def is_silent(self, now_s: float) -> bool:
+        """Return whether to try another address: the current one has been silent for too long."""
+        if not (self._untried or self._silent):
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= self._patience_s
+
+    def skip(self) -> None:
+        """Try the current target again after the others."""
+        self._silent.append(self.current)
+
+    def note(self, *, works: bool) -> None:
+        """Tell the resolver whether this address works: it puts failed addresses last."""
+        if self.current is not None and len(self.look_up.targets) > 1:
+            self._resolver.note(self.host, self.port, self.current[4], works=works)
+
+    def forget(self) -> None:
+        self._resolver.forget(self.host, self.port)
+
+
 class Transport:
     """A TCP or TLS stream. To open it, call `advance` once its `look_up` is done, and then whenever
     the socket is ready. If an address does not answer within `PATIENCE_S`, `advance(skip=True)`
-    tries the next one. After the last address, the silent addresses are tried again, with twice the
-    patience."""
+    tries the next one of `targets`."""
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect. Raises ConnectError if the address is malformed or unknown, or
@@ -70,16 +118,7 @@ class Transport:
         if parts is None:
             text = f"{address!r} is not an address of the form host:port"
             raise ConnectError(text, address=address)
-        self._host, self._port = parts
         self._security = security
-        self._resolver = resolver
-        self._targets: list[Any] = []
-        self._target: Any = None
-        self._silent: list[Any] = []
-        """Skipped targets, to be tried again after the others."""
-        self._patience_s = PATIENCE_S
-        self._since_s: float | None = None
-        """Time at which `is_silent` was first called for the present target."""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
@@ -90,34 +129,26 @@ class Transport:
         self.full_read = READ_BYTES if security is None else 0
         """A `read` that returns fewer bytes has emptied the socket. 0 for TLS: a `read` returns at
         most one record."""
-        self.look_up = resolver.look_up(self._host, self._port)
-        if self.look_up.done:
+        self.targets = Targets(*parts, resolver)
+        if self.targets.look_up.done:
             self._resolved()
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 before there is a socket."""
         return -1 if self._socket is None else int(self._socket.fileno())
 
-    def is_silent(self, now_s: float) -> bool:
-        """Return whether to try another address: the present one has been silent for too long."""
-        if not (self._targets or self._silent):
-            return False
-        if self._since_s is None:
-            self._since_s = now_s
-        return now_s - self._since_s >= self._patience_s
-
     def advance(self, *, skip: bool = False) -> bool:
         """Continue to connect; return whether the stream is open. With `skip`, try the next
-        address, because this one `is_silent`. Raises ConnectError, UnknownHostError or TlsError."""
+        address, because this one is silent. Raises ConnectError, UnknownHostError or TlsError."""
         if skip:
-            self._silent.append(self._target)
+            self.targets.skip()
             self._leave_target()
             self.state, self._tls = StreamState.CONNECTING, None
             self.wants_write, self.unsent = True, False
             self._next_target()
             return False
         if self.state is StreamState.RESOLVING:
-            if self.look_up.done:
+            if self.targets.look_up.done:
                 self._resolved()
             return False
         if self.state is StreamState.CONNECTING:
@@ -163,7 +194,7 @@ class Transport:
             raise StreamEnded(f"the peer closed the connection{self._only_tls}")
         if not self._heard:
             self._heard = True
-            self._note(works=True)
+            self.targets.note(works=True)
         return data
 
     @property
@@ -201,7 +232,7 @@ class Transport:
     def note_silence(self) -> None:
         """Tell the resolver that this address does not work if it has sent nothing."""
         if not self._heard and self.state is not StreamState.CLOSED:
-            self._note(works=False)
+            self.targets.note(works=False)
 
     def close(self) -> None:
         self.note_silence()
@@ -214,7 +245,7 @@ class Transport:
         """Return the error for a connect that took too long."""
         if self.state is StreamState.RESOLVING:
             return self._unknown_host("the name look-up took too long")
-        self._resolver.forget(self._host, self._port)
+        self.targets.forget()
         step, hint = "connecting", ""
         if self.state is StreamState.HANDSHAKING:
             step = "TLS handshake"
@@ -227,41 +258,31 @@ class Transport:
         )
 
     def _resolved(self) -> None:
-        look_up = self.look_up
-        if look_up.error is not None:
+        error = self.targets.look_up.error
+        if error is not None:
             self.state = StreamState.CLOSED
-            raise self._unknown_host(_text(look_up.error)) from look_up.error
-        self._targets = self._resolver.in_order(self._host, self._port, look_up.targets)
+            raise self._unknown_host(_text(error)) from error
+        self.targets.begin()
         self.state = StreamState.CONNECTING
         self._next_target()
 
     def _unknown_host(self, why: str) -> UnknownHostError:
         return UnknownHostError(
-            f"cannot resolve the host {self._host!r}: {why}; it comes from the option nameServer, "
-            "or from brokerIP1 in a broker's configuration",
-            address=self.address, host=self._host,
+            f"cannot resolve the host {self.targets.host!r}: {why}; it comes from the option "
+            "nameServer, or from brokerIP1 in a broker's configuration",
+            address=self.address, host=self.targets.host,
         )  # fmt: skip
-
-    def _note(self, *, works: bool) -> None:
-        """Tell the resolver whether this address works: it puts failed addresses last."""
-        if self._target is not None and len(self.look_up.targets) > 1:
-            self._resolver.note(self._host, self._port, self._target[4], works=works)
 
     def _leave_target(self, code: int = 0) -> None:
         """Give up the present address. `code` is the errno of its failure."""
         if code:
             self._failure = OSError(code, errno.errorcode.get(code, ""))
         self._socket.close()
-        self._note(works=False)
+        self.targets.note(works=False)
 
     def _next_target(self) -> None:
-        self._since_s = None
-        while self._targets or self._silent:
-            if not self._targets:
-                self._targets, self._silent = self._silent, []
-                self._patience_s *= 2
-            self._target = self._targets.pop(0)
-            family, kind, protocol, _, target = self._target
+        while (address := self.targets.next()) is not None:
+            family, kind, protocol, _, target = address
             try:
                 self._socket = _new_socket(family, kind, protocol)
             except OSError as error:
@@ -275,7 +296,7 @@ class Transport:
                 return
             self._leave_target(code)
         self.state = StreamState.CLOSED
-        self._resolver.forget(self._host, self._port)
+        self.targets.forget()
         raise ConnectError(
             f"cannot connect to {self.address}: {_text(self._failure)}", address=self.address
         ) from self._failure
@@ -312,7 +333,7 @@ class Transport:
     @property
     def _server_name(self) -> str:
         assert self._security is not None
-        return self._security.server_name or self._host
+        return self._security.server_name or self.targets.host
 
     def _handshake(self) -> None:
         assert self._tls is not None
