@@ -17,6 +17,7 @@ import shutil
 import struct
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
@@ -32,16 +33,23 @@ from rocket_sink.routing.topic_publish_info import TopicCache
 
 _LAYOUT: Final = 5
 _FAULTS: Final = 512
-_FAULT_BYTES: Final = 512
-_ROUTES: Final = 32
-_ROUTE_BYTES: Final = 65_536
-"""Size of a slot. Each worker itself fetches a route that is larger (some hundred brokers)."""
-_ABSENCES: Final = 128
-_ABSENCE_BYTES: Final = 512
+_TABLES: Final = ((_FAULTS, 512), (32, 65_536), (128, 512))
+"""(number of slots, bytes of a slot) for faults, routes and absences. Each worker itself fetches a
+route that is larger than a slot (some hundred brokers)."""
 _ORPHAN_S: Final = 3600.0
 _TIME: Final = struct.Struct("<d")
 _ABSENCE: Final = struct.Struct("<dd")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _MemoryTable(TopicCache[str, bytes]):
+    """A table like `MappedTable` in the memory of this process."""
+
+    def put(self, key: str, value: bytes) -> bool:
+        self[key] = value
+        if not value:
+            del self[key]
+        return True
 
 
 class SharedBrokerState:
@@ -49,21 +57,21 @@ class SharedBrokerState:
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
-        self._memory: dict[str, FaultItem] = {}
-        self._memory_routes: TopicCache[str, tuple[bytes, float]] = TopicCache()
-        self._memory_absences: TopicCache[str, tuple[float, float]] = TopicCache()
-        if file is not None:
-            self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
-            self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
-            offset = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
-            self._absences = MappedTable(file, offset, _ABSENCES, _ABSENCE_BYTES)
+        self._faults, self._routes, self._absences = self._tables(file)
+
+    @staticmethod
+    def _tables(file: MappedFile | None) -> Iterator[MappedTable | _MemoryTable]:
+        offset = 0
+        for count, size in _TABLES:
+            yield _MemoryTable() if file is None else MappedTable(file, offset, count, size)
+            offset += count * size
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
         """Return the executor's state for the name servers; without a file, the process's own."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
-            size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES + _ABSENCES * _ABSENCE_BYTES
+            size = sum(count * slot_bytes for count, slot_bytes in _TABLES)
             return cls(MappedFile.shared(folder / _file_name(options), size))
         return cls.in_process()
 
@@ -72,17 +80,12 @@ class SharedBrokerState:
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:
-        if self._file is None:
-            return self._memory.get(name)
         value = self._faults.get(name)
         return _item(name, value) if value else None
 
     def __setitem__(self, name: str, item: FaultItem) -> None:
         """Store the item. If the table is full, drop the item whose isolation ends first, but items
         of unreachable brokers last: an attempt at such a broker costs most."""
-        if self._file is None:
-            self._memory[name] = item
-            return
         value = json.dumps(astuple(item)[1:]).encode()
         if self._faults.put(name, value):
             return
@@ -92,21 +95,14 @@ class SharedBrokerState:
             self._faults.put(name, value)
 
     def pop(self, name: str, default: None = None) -> None:
-        if self._file is None:
-            self._memory.pop(name, default)
-        else:
-            self._faults.put(name, b"")
+        self._faults.put(name, b"")
 
     def values(self) -> list[FaultItem]:
-        if self._file is None:
-            return list(self._memory.values())
         fault_items = (_item(name, value) for name, value in self._faults.items())
         return [item for item in fault_items if item is not None]
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
         """Return the topic's route body and the monotonic time (s) at which it was fetched."""
-        if self._file is None:
-            return self._memory_routes.get(topic)
         value = self._routes.get(topic)
         if not value or len(value) < _TIME.size:
             return None
@@ -114,36 +110,26 @@ class SharedBrokerState:
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
         """Share a route with other workers. Do nothing if it is too long, or the table is full."""
-        if self._file is None:
-            self._memory_routes[topic] = (body, now_s)
-        else:
-            self._routes.put(topic, _TIME.pack(now_s) + body)
+        self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def absence(self, name: str) -> tuple[float, float] | None:
         """Return since when a broker is absent, and the time (s) of the last failure; or None."""
-        if self._file is None:
-            return self._memory_absences.get(name)
         value = self._absences.get(name)
         return _ABSENCE.unpack(value) if value and len(value) == _ABSENCE.size else None
 
     def put_absence(self, name: str, since_s: float, last_s: float) -> None:
         """Share an absence with other workers. Do nothing if the table is full."""
-        if self._file is None:
-            self._memory_absences[name] = since_s, last_s
-        else:
-            self._absences.put(name, _ABSENCE.pack(since_s, last_s))
+        self._absences.put(name, _ABSENCE.pack(since_s, last_s))
 
     def end_absence(self, name: str) -> None:
-        if self._file is None:
-            self._memory_absences.pop(name, None)
-        else:
-            self._absences.put(name, b"")
+        self._absences.put(name, b"")
 
     def close(self) -> None:
         """Close the file. It stays on disk for other workers until its directory is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._faults, self._routes, self._absences = self._tables(None)
 
 
 @lru_cache(2 * _FAULTS)
