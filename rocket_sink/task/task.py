@@ -58,6 +58,194 @@ _FIFO: Final = "expected type is FIFO"
 sees sharding keys only in requests of single messages."""
 
 
+class RequestSender:
+    """Sends the requests of one task, and handles their completions.
+
+    Attributes:
+        options: those of the task, with the limits of batches that its brokers take.
+        unbatched: topics for which a proxy has refused a batch because of the topic's type.
+    """
+
+    def __init__(
+        self, options: SinkOptions, engine: SendEngine, recorder: LedgerRecorder,
+        totals: RowTotals, replay: ReplayCheck | None, held: Mapping[str, set[str]],
+        half_properties: str, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.options = options
+        self._engine = engine
+        self._recorder = recorder
+        self._totals = totals
+        self._replay = replay
+        self._requests = RequestFactory(options, half_properties)
+        self.ordered = OrderedQueues(
+            max_messages=options.request_max_messages,
+            max_bytes=options.request_max_bytes,
+            memory_bytes=options.max_in_flight_bytes,
+            clock=clock,
+        )
+        self.dead_letters = DeadLetterWriter(options, recorder, totals, self.ordered, held)
+        self._absent = AbsentBrokers(options, engine.shared, clock)
+        self._limited = is_limited(options)
+        self.unbatched: set[str] = set()
+        self._unhandled: deque[Completion] = deque()
+        self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
+        self._half = bool(half_properties)
+        self._traces: RequestTraces | None = None
+        if options.trace_sample:
+            from rocket_sink.producer.tracing import RequestTraces
+
+            self._traces = RequestTraces(options, engine)
+
+    def cut_off(self, now_s: float) -> None:
+        """End all requests without waiting. Record and count the messages that were sent."""
+        for completion in [*self._unhandled, *self._engine.drain(now_s)]:
+            if not self._is_beside(completion):
+                self._recorder.attempts(completion)
+                request: PendingRequest = completion.token
+                self._totals.cut_off(
+                    completion.outcome, request.message_count,
+                    maybe_duplicate=request.maybe_duplicate or completion.maybe_duplicate,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        self._letter_topic.close()
+        if self._traces is not None:
+            self._traces.close()
+        self.ordered.close()
+
+    @property
+    def awaits_answers(self) -> bool:
+        engine = self._engine
+        traces = 0 if self._traces is None else self._traces.in_flight
+        return bool(engine.pending > traces or engine.has_completions or self._unhandled)
+
+    def limit_batches(self, info: TopicPublishInfo) -> None:
+        """Make smaller batches from now on if the route is a proxy's, or if one of its brokers has
+        refused a larger batch."""
+        self._limit_bytes(info.topic)
+        options = self.options
+        if options.request_max_messages > PROXY_BATCH and info.proxy(options.name_servers):
+            self.options = options.with_(requestMaxMessages=PROXY_BATCH)
+            self.ordered.max_messages = PROXY_BATCH
+
+    def _limit_bytes(self, topic: str) -> None:
+        limit = self._engine.batch_limit(topic)
+        if limit is not None and limit < self.options.request_max_bytes:
+            self.options = self.options.with_(requestMaxBytes=limit)
+            self.ordered.max_bytes = self._requests.max_bytes = limit
+
+    def dispatch(self, request: PendingRequest) -> None:
+        queue = self._ordered_queue(request)
+        if queue is None:
+            self._submit(request)
+        elif self.ordered.closed_by(queue):
+            self.dead_letters.hold_back(request)
+        else:
+            self._submit(self.ordered.add(request))
+
+    def _ordered_queue(self, request: PendingRequest) -> MessageQueue | None:
+        """Return the queue whose requests are sent one after another; None without an order."""
+        in_order = self.options.ordering != "none" and not request.delayed
+        return request.queue if in_order else None
+
+    def _strict_queue(self, request: PendingRequest) -> MessageQueue | None:
+        """Return the queue for which the request waits in strict order, or None."""
+        is_strict = self.options.ordering == "strict"
+        return self._ordered_queue(request) if is_strict else None
+
+    def _submit(self, request: PendingRequest | None) -> None:
+        if request is None:
+            return
+        if self._replay is not None:
+            self._replay.check()
+        request.submissions += 1
+        self._totals.summary.requests += request.requests
+        self._recorder.submitted(request)
+        if self._limited:
+            # `submit` may wait for the rate limit, so first record the requests on the wire.
+            self._recorder.flush_intents()
+        send = self._requests.send_request(request)
+        if (queue := self._strict_queue(request)) is not None:
+            send.timeout_s = self._absent.wait_s(queue)
+        self._engine.submit(send)
+
+    def poll(self, timeout_s: float) -> None:
+        self._recorder.flush_intents()
+        self._unhandled.extend(self._engine.poll(timeout_s))
+        while self._unhandled:
+            completion = self._unhandled.popleft()
+            if not self._is_beside(completion):
+                self._complete(completion)
+
+    def _is_beside(self, completion: Completion) -> bool:
+        """Handle the completion and return True if it is of a trace or of the dead-letter topic."""
+        is_trace = self._traces is not None and self._traces.took(completion)
+        return is_trace or self._letter_topic.took(completion)
+
+    def _complete(self, completion: Completion) -> None:
+        request: PendingRequest = completion.token
+        self._recorder.attempts(completion)
+        # An attempt of a group counts as one attempt per message.
+        attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
+        request.attempts += attempts
+        self._totals.summary.attempts += attempts * request.requests
+        self._requests.note_answer(completion)
+        request.maybe_duplicate |= completion.maybe_duplicate
+        again: list[PendingRequest] = []
+        if completion.outcome.delivered:
+            self._delivered(request, completion)
+        else:
+            again = self._failed(request, completion)
+        queue = self._ordered_queue(request)
+        if queue is not None:
+            self._submit(self.ordered.answered(queue, again))
+        else:
+            for part in again:
+                self._submit(part)
+
+    def _delivered(self, request: PendingRequest, completion: Completion) -> None:
+        self._totals.delivered(
+            completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
+        )
+        if completion.outcome is Outcome.ACKED_DEGRADED and self.options.on_degraded == "fail":
+            raise DeliveryError(f"onDegraded=fail: {completion.error}")
+        if completion.found_stored:
+            self._totals.summary.found_stored += request.message_count
+        if (queue := self._strict_queue(request)) is not None:
+            self._absent.note_stored(queue)
+        if completion.result is not None:
+            self._requests.note_move(request, completion.result.queue, self._totals.summary)
+        if self._traces is not None:
+            self._traces.note(completion, request.messages, half=self._half)
+
+    def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
+        """Return requests that send all or some of the messages again; if there are none, the
+        request was given up, or its messages are stored."""
+        error = completion.error
+        assert error is not None
+        if error.fatal:
+            raise error
+        if self._replay is not None and (broker := error.facts.get("partly_stored")):
+            return self._replay.rest_of(request, broker, self._totals)
+        if isinstance(error, BatchTooLargeError) and not request.alone:
+            request.first_error = request.first_error or error
+            self._limit_bytes(request.topic)
+            return request.parts(min(request.byte_count // 2, self.options.request_max_bytes))
+        is_fifo = _FIFO in error.text and not (request.alone or request.timed)
+        if is_fifo:
+            self.unbatched.add(request.topic)
+        if is_fifo or self.dead_letters.may_be_one_poison_row(request, completion):
+            request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
+            request.first_error = request.first_error or error
+            return request.split()
+        self.dead_letters.request(request, completion)
+        # A broker that is only silent may be frozen, and store the request when it thaws.
+        is_absent = completion.outcome is Outcome.NOT_SENT or isinstance(error, InvalidQueueError)
+        if is_absent and (queue := self._strict_queue(request)) is not None:
+            self._absent.note_failure(queue)
+        return []
+
+
 class TaskSender:
     """Sends the rows of one task.
 
@@ -83,7 +271,7 @@ class TaskSender:
         keeps_dead_letters: bool = False, queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._options = options = rate_limited_options(options)
+        options = rate_limited_options(options)
         self._plan = plan
         self._engine = engine
         self._recorder = recorder
@@ -95,32 +283,14 @@ class TaskSender:
         self._brokers: set[str] = set()
         """The brokers of the topics that the task has sent to."""
         self.summary = self._totals.summary
-        self._requests = RequestFactory(options, half_properties)
-        self._ordered = OrderedQueues(
-            max_messages=options.request_max_messages,
-            max_bytes=options.request_max_bytes,
-            memory_bytes=options.max_in_flight_bytes,
-            clock=clock,
-        )
-        self._dead_letters = DeadLetterWriter(
-            options, recorder, self._totals, self._ordered, held or {}
-        )
+        self._sender = RequestSender(
+            options, engine, recorder, self._totals, replay, held or {}, half_properties, clock
+        )  # fmt: skip
+        self._dead_letters = self._sender.dead_letters
         self.letter_keys: Mapping[str, set[str]] = self._dead_letters.keys
         """{topic: sharding keys} of this task's dead letters, whose later rows must wait."""
         self._sorter = RowSorter()
         self._queues = queues or QueueSnapshots(options, recorder.ctx.query_id).queues
-        self._absent = AbsentBrokers(options, engine.shared, clock)
-        self._limited = is_limited(options)
-        self._unbatched: set[str] = set()
-        """Topics for which a proxy has refused a batch because of the topic's type."""
-        self._unhandled: deque[Completion] = deque()
-        self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
-        self._half = bool(half_properties)
-        self._traces: RequestTraces | None = None
-        if options.trace_sample:
-            from rocket_sink.producer.tracing import RequestTraces
-
-            self._traces = RequestTraces(options, engine)
 
     def feed(self, batch: pa.RecordBatch) -> None:
         """Check and send rows, without awaiting all answers. Rows may wait in the task for the sort
@@ -130,7 +300,7 @@ class TaskSender:
             rows = normalise(part, self._plan)
             self.summary.rows_in += len(rows)
             self.summary.body_bytes += bytes_of(rows.body).size
-            checked = validate(rows, self._options)
+            checked = validate(rows, self._sender.options)
             self._refuse(rows, checked.refused)
             if not len(checked.rows):
                 continue
@@ -142,16 +312,16 @@ class TaskSender:
     def drive(self) -> bool:
         """Read answers; return whether answers are outstanding. Call this from time to time while
         you gather rows: an answer that is read late makes its broker look slow."""
-        if self._awaits_answers:
-            self._poll(0.0)
-        return self._awaits_answers
+        if self._sender.awaits_answers:
+            self._sender.poll(0.0)
+        return self._sender.awaits_answers
 
     def finish(self) -> TaskSummary:
         """Await every answer. The task has succeeded if this returns."""
         for rows in self._sorter.sorted_rows():
             self._send(rows)
-        while self._awaits_answers or self._ordered.waiting:
-            self._poll(_POLL_S)
+        while self._sender.awaits_answers or self._sender.ordered.waiting:
+            self._sender.poll(_POLL_S)
         self._totals.check_balance(self._brokers)
         self._close(complete=True)
         return self.summary
@@ -159,15 +329,7 @@ class TaskSender:
     def abort(self) -> None:
         """End after an error, without waiting. Record and count the messages that were sent. Rows
         that were not sent are counted in `rows_in` only."""
-        completions = [*self._unhandled, *self._engine.drain(self._clock())]
-        for completion in completions:
-            if not self._is_beside(completion):
-                self._recorder.attempts(completion)
-                request: PendingRequest = completion.token
-                self._totals.cut_off(
-                    completion.outcome, request.message_count,
-                    maybe_duplicate=request.maybe_duplicate or completion.maybe_duplicate,
-                )  # fmt: skip
+        self._sender.cut_off(self._clock())
         self._close(complete=False)
 
     def _close(self, *, complete: bool) -> None:
@@ -176,30 +338,21 @@ class TaskSender:
             self._totals.all_possible_duplicates()
         duration_s = self._clock() - self._started_s
         self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
-        self._letter_topic.close()
-        if self._traces is not None:
-            self._traces.close()
-        self._ordered.close()
+        self._sender.close()
         self._sorter.close()
 
-    @property
-    def _awaits_answers(self) -> bool:
-        engine = self._engine
-        traces = 0 if self._traces is None else self._traces.in_flight
-        return bool(engine.pending > traces or engine.has_completions or self._unhandled)
-
     def _send(self, rows: RowBatch) -> None:
-        self._ordered.next_batch()
-        for group in split_rows(rows, in_order=self._options.ordering != "none"):
+        self._sender.ordered.next_batch()
+        for group in split_rows(rows, in_order=self._sender.options.ordering != "none"):
             self._send_group(group)
-        self._poll(0.0)
-        while self._ordered.is_full:
-            self._poll(_POLL_S)
+        self._sender.poll(0.0)
+        while self._sender.ordered.is_full:
+            self._sender.poll(_POLL_S)
         self._recorder.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
         assert isinstance(rows.topic, str)
-        topic = with_namespace(self._options.namespace, rows.topic)
+        topic = with_namespace(self._sender.options.namespace, rows.topic)
         rows = rows.with_(topic=topic)
         info = self._route(topic, rows)
         if info is None or self._is_system(rows, info):
@@ -210,13 +363,13 @@ class TaskSender:
         rows = self._dead_letters.without_held(rows)
         if not len(rows):
             return
-        sendable, destinations, refused = place_rows(rows, info, self._options.sharding_hash)
+        sendable, destinations, refused = place_rows(rows, info, self._sender.options.sharding_hash)
         self._refuse(rows, refused)
         for request in encode_requests(
-            sendable, destinations, info.queues, self._options, self._ids,
-            alone=topic in self._unbatched
+            sendable, destinations, info.queues, self._sender.options, self._ids,
+            alone=topic in self._sender.unbatched
         ):  # fmt: skip
-            self._dispatch(request)
+            self._sender.dispatch(request)
 
     def _route(self, topic: str, rows: RowBatch) -> TopicPublishInfo | None:
         try:
@@ -224,35 +377,24 @@ class TaskSender:
         except SendError as error:
             # The option's topic is the topic of all rows. If all became dead letters, the query
             # would consume its whole source. So fail the task.
-            if self._options.topic or not isinstance(error, NoRouteError):
+            if self._sender.options.topic or not isinstance(error, NoRouteError):
                 self._recorder.without_route(error, topic)
                 raise
             self._dead_letters.rows(self._dead_letters.without_held(rows), error)
             return None
-        self._limit_batches(info)
-        queues = queues_of(info) if self._options.ordering == "none" else self._queues(info)
+        self._sender.limit_batches(info)
+        queues = queues_of(info) if self._sender.options.ordering == "none" else self._queues(info)
         self._brokers.update(queues.by_broker)
-        is_pinned = self._options.ordering != "none" and queues != info.queues
+        is_pinned = self._sender.options.ordering != "none" and queues != info.queues
         return with_queues(info, queues) if is_pinned else info
-
-    def _limit_batches(self, info: TopicPublishInfo) -> None:
-        """Make smaller batches from now on if the route is a proxy's, or if one of its brokers has
-        refused a larger batch."""
-        self._limit_bytes(info.topic)
-        options = self._options
-        if options.request_max_messages > PROXY_BATCH and info.proxy(options.name_servers):
-            self._options = options.with_(requestMaxMessages=PROXY_BATCH)
-            self._ordered.max_messages = PROXY_BATCH
-
-    def _limit_bytes(self, topic: str) -> None:
-        limit = self._engine.batch_limit(topic)
-        if limit is not None and limit < self._options.request_max_bytes:
-            self._options = self._options.with_(requestMaxBytes=limit)
-            self._ordered.max_bytes = self._requests.max_bytes = limit
 
     def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
         """Refuse the rows and return True if the topic column names a system topic of brokers."""
-        if not info.is_system or self._options.topic or self._options.allow_system_topics:
+        if (
+            not info.is_system
+            or self._sender.options.topic
+            or self._sender.options.allow_system_topics
+        ):
             return False
         try:
             check_no_system_topic(info.topic, is_system=True)
@@ -264,114 +406,3 @@ class TaskSender:
         if refused:
             self._recorder.refused(rows, refused)
             self._totals.invalid(Counter(refusal.code for refusal in refused), refused[0].text)
-
-    def _dispatch(self, request: PendingRequest) -> None:
-        queue = self._ordered_queue(request)
-        if queue is None:
-            self._submit(request)
-        elif self._ordered.closed_by(queue):
-            self._dead_letters.hold_back(request)
-        else:
-            self._submit(self._ordered.add(request))
-
-    def _ordered_queue(self, request: PendingRequest) -> MessageQueue | None:
-        """Return the queue whose requests are sent one after another; None without an order."""
-        in_order = self._options.ordering != "none" and not request.delayed
-        return request.queue if in_order else None
-
-    def _strict_queue(self, request: PendingRequest) -> MessageQueue | None:
-        """Return the queue for which the request waits in strict order, or None."""
-        is_strict = self._options.ordering == "strict"
-        return self._ordered_queue(request) if is_strict else None
-
-    def _submit(self, request: PendingRequest | None) -> None:
-        if request is None:
-            return
-        if self._replay is not None:
-            self._replay.check()
-        request.submissions += 1
-        self.summary.requests += request.requests
-        self._recorder.submitted(request)
-        if self._limited:
-            # `submit` may wait for the rate limit, so first record the requests on the wire.
-            self._recorder.flush_intents()
-        send = self._requests.send_request(request)
-        if (queue := self._strict_queue(request)) is not None:
-            send.timeout_s = self._absent.wait_s(queue)
-        self._engine.submit(send)
-
-    def _poll(self, timeout_s: float) -> None:
-        self._recorder.flush_intents()
-        self._unhandled.extend(self._engine.poll(timeout_s))
-        while self._unhandled:
-            completion = self._unhandled.popleft()
-            if not self._is_beside(completion):
-                self._complete(completion)
-
-    def _is_beside(self, completion: Completion) -> bool:
-        """Handle the completion and return True if it is of a trace or of the dead-letter topic."""
-        is_trace = self._traces is not None and self._traces.took(completion)
-        return is_trace or self._letter_topic.took(completion)
-
-    def _complete(self, completion: Completion) -> None:
-        request: PendingRequest = completion.token
-        self._recorder.attempts(completion)
-        # An attempt of a group counts as one attempt per message.
-        attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
-        request.attempts += attempts
-        self.summary.attempts += attempts * request.requests
-        self._requests.note_answer(completion)
-        request.maybe_duplicate |= completion.maybe_duplicate
-        again: list[PendingRequest] = []
-        if completion.outcome.delivered:
-            self._delivered(request, completion)
-        else:
-            again = self._failed(request, completion)
-        queue = self._ordered_queue(request)
-        if queue is not None:
-            self._submit(self._ordered.answered(queue, again))
-        else:
-            for part in again:
-                self._submit(part)
-
-    def _delivered(self, request: PendingRequest, completion: Completion) -> None:
-        self._totals.delivered(
-            completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
-        )
-        if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
-            raise DeliveryError(f"onDegraded=fail: {completion.error}")
-        if completion.found_stored:
-            self.summary.found_stored += request.message_count
-        if (queue := self._strict_queue(request)) is not None:
-            self._absent.note_stored(queue)
-        if completion.result is not None:
-            self._requests.note_move(request, completion.result.queue, self.summary)
-        if self._traces is not None:
-            self._traces.note(completion, request.messages, half=self._half)
-
-    def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
-        """Return requests that send all or some of the messages again; if there are none, the
-        request was given up, or its messages are stored."""
-        error = completion.error
-        assert error is not None
-        if error.fatal:
-            raise error
-        if self._replay is not None and (broker := error.facts.get("partly_stored")):
-            return self._replay.rest_of(request, broker, self._totals)
-        if isinstance(error, BatchTooLargeError) and not request.alone:
-            request.first_error = request.first_error or error
-            self._limit_bytes(request.topic)
-            return request.parts(min(request.byte_count // 2, self._options.request_max_bytes))
-        is_fifo = _FIFO in error.text and not (request.alone or request.timed)
-        if is_fifo:
-            self._unbatched.add(request.topic)
-        if is_fifo or self._dead_letters.may_be_one_poison_row(request, completion):
-            request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
-            request.first_error = request.first_error or error
-            return request.split()
-        self._dead_letters.request(request, completion)
-        # A broker that is only silent may be frozen, and store the request when it thaws.
-        is_absent = completion.outcome is Outcome.NOT_SENT or isinstance(error, InvalidQueueError)
-        if is_absent and (queue := self._strict_queue(request)) is not None:
-            self._absent.note_failure(queue)
-        return []

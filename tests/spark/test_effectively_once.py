@@ -322,7 +322,7 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
     zombie = TaskRunner(options, CTX, pool=pool)
     zombie.feed(batches[0], resolve_columns(batches[0].schema, options))
     while not world.stored():  # The first batch waits for the broker's statement on its topic.
-        zombie._body._poll(0.05)
+        zombie._body._sender.poll(0.05)
     world.run(RESTART)
     with pytest.raises(CheckpointError, match="r2"):
         zombie.feed(batches[1], resolve_columns(batches[1].schema, options))

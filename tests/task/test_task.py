@@ -304,7 +304,7 @@ class TestSends:
         for start in (0, rows):
             data = [b"%d" % n for n in range(start, start + rows)]
             run.feed(body=data, sharding_key=["k"] * rows)
-            run.body._poll(1.0)  # type: ignore[union-attr]
+            run.body._sender.poll(1.0)  # type: ignore[union-attr]
         run.finish()
         assert [r.message_count for r in run.engine.requests if r.batch] == [rows]
         assert run.engine.bodies() == [b"%d" % n for n in range(2 * rows)]
@@ -640,7 +640,7 @@ class TestStrict:
             run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
                      sharding_key=["k1"] * 100)  # fmt: skip
         assert run.body is not None
-        overflow = run.body._ordered._overflow
+        overflow = run.body._sender.ordered._overflow
         assert overflow._in_memory <= 200_000 and overflow._file is not None
         engine.stuck = False
         run.finish()
@@ -653,7 +653,7 @@ class TestStrict:
             run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
                      sharding_key=[f"k{row}" for row in range(100)])  # fmt: skip
             assert run.body is not None
-            assert engine.pending and run.body._ordered._overflow._file is None
+            assert engine.pending and run.body._sender.ordered._overflow._file is None
         run.finish()
         assert sorted(b[:5] for b in engine.bodies()) == bodies(4000)
 

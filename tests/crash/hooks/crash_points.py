@@ -100,14 +100,14 @@ def install() -> None:
     from rocket_sink.task import task, totals
 
     def of_request(body: Any, request: Any) -> str:
-        return body._options.ledger if request is not None else ""
+        return body.options.ledger if request is not None else ""
 
     def of_seal(own: Any) -> str:
         ctx = own._ctx
         task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
         return own._place.uri if task_of_lane else ""
 
-    _around(task.TaskSender, "_submit", "request", of_request)
+    _around(task.RequestSender, "_submit", "request", of_request)
     _around(totals.RowTotals, "check_balance", "answered", lambda own, *_: own._options.ledger)
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, to, later: to.place.uri, after=True)
