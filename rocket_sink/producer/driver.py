@@ -323,7 +323,7 @@ class Driver:
             "maxBytesPerSecond)",
             topic=request.topic, keys=keys, size=size, message_id=request.message_id,
         )  # fmt: skip
-        self.engine.measure_failure(request, error)
+        self.engine.flow.measure_failure(request, error)
         return error
 
 

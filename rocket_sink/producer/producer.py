@@ -463,7 +463,7 @@ class Producer:
             route = driver.engine.routes.peek(request.topic)
             return route or driver.publish_info(request.topic, timeout_s=request.timeout_s)
         except SendError as error:
-            driver.engine.measure_failure(request, error)
+            driver.engine.flow.measure_failure(request, error)
             raise
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:

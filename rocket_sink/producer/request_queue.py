@@ -45,7 +45,7 @@ class RequestQueue:
 
     def has_room(self) -> bool:
         """Return whether further requests will find room in the window soon."""
-        window = self._engine.window
+        window = self._engine.flow.window
         return not self.requests or (
             window.is_roomy and window.has_room(self._bytes, len(self.requests))
         )
@@ -55,7 +55,9 @@ class RequestQueue:
         that ends when the engine takes the request."""
         size = buffers_of(request.body)[1]
         engine, waiter = self._engine, None
-        if self._is_limited or not engine.window.has_room(self._bytes + size, len(self.requests)):
+        if self._is_limited or not engine.flow.window.has_room(
+            self._bytes + size, len(self.requests)
+        ):
             waiter = self._blocked[request] = Waiter()
         else:
             self._bytes += size
@@ -73,7 +75,7 @@ class RequestQueue:
 
     def drain(self) -> None:
         """Pass requests to the engine until its window is full, in groups where possible."""
-        requests, window = self.requests, self._engine.window
+        requests, window = self.requests, self._engine.flow.window
         if self._blocked and not window.is_roomy:
             return  # A wake-up per message would cost more than the message.
         # RPC hooks have to see each request, so there are no groups with hooks.
@@ -141,7 +143,7 @@ class RequestQueue:
                 self._refuse(self.requests.popleft(), error)
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:
-        self._engine.measure_failure(request, error)
+        self._engine.flow.measure_failure(request, error)
         token = request.token
         tokens = token.tokens if type(token) is SendGroup else [token]
         self.refused += [

@@ -200,6 +200,8 @@ class FaultTable:
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         self.stale_s = float("-inf")
         self.enabled = enabled
+        self.notable_ms = profile.isolates_from_ms
+        """Latency from which a stored message isolates its broker."""
 
     def update(
         self,

@@ -314,7 +314,7 @@ NET: tuple[Defect, ...] = (
     ),
     Defect(
         "messages-of-groups-unmeasured",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "            request.message_count if stored is None else len(stored),\n",
         "            request.message_count if stored is None else 1,\n",
         ("tests/producer/test_telemetry.py::test_each_way_to_send_is_measured",),
@@ -322,7 +322,7 @@ NET: tuple[Defect, ...] = (
     ),
     Defect(
         "failed-groups-unmeasured",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "            if completion.error is not None:\n"
         "                self.measure_failure(request, completion.error, attempt.address)\n"
         "            return\n",
@@ -333,7 +333,7 @@ NET: tuple[Defect, ...] = (
     Defect(
         "failures-without-an-attempt-unmeasured",
         "rocket_sink/producer/driver.py",
-        "        self.engine.measure_failure(request, error)\n",
+        "        self.engine.flow.measure_failure(request, error)\n",
         "",
         ("tests/producer/test_telemetry.py::test_failures_without_an_attempt_are_measured",),
         "no metric shows that sends fail because the window stays full",
@@ -375,8 +375,8 @@ NET: tuple[Defect, ...] = (
     Defect(
         "silent-addresses-are-tried-once",
         "rocket_sink/net/transport.py",
-        "            self._silent.append(self._target)\n",
-        "            pass\n",
+        "        self._silent.append(self.current)\n",
+        "        pass\n",
         ("tests/net/test_transport.py::test_slow_addresses_are_tried_again_with_more_patience",),
         "a name server behind a slow line is given up after a quarter of a second",
     ),
@@ -477,7 +477,7 @@ NET: tuple[Defect, ...] = (
     ),
     Defect(
         "oneway-withdrawn",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "            if isinstance(owner, SendAttempt):\n                owner.release",
         "            if isinstance(owner, SendAttempt) and owner.request.oneway:\n"
         "                continue\n"
@@ -584,8 +584,8 @@ PRODUCER = (
     Defect(
         "retries-wait-behind-the-line",
         "rocket_sink/producer/engine/waiting.py",
-        "        if due:\n            # Retries",
-        "        if False:\n            # Retries",
+        "        if not self._ready:\n            self._give_out_room",
+        "        if True:\n            self._give_out_room",
         (
             (
                 "tests/producer/engine/test_waiting.py"
@@ -596,7 +596,7 @@ PRODUCER = (
     ),
     Defect(
         "cut-groups-share-the-same-room",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "                to_send += (others, part)\n",
         "                for cut in (part, others):\n"
         "                    self.waiting.add(cut, Wait.DELAY, now_s)\n",
@@ -606,8 +606,8 @@ PRODUCER = (
     Defect(
         "late-requests-wait-for-the-best",
         "rocket_sink/producer/engine/waiting.py",
-        "brokers.open_to(*place, now_s)\n",
-        "brokers.open_to(place[0], False, now_s)\n",
+        "brokers.open_to(info, event[1], now_s)\n",
+        "brokers.open_to(info, False, now_s)\n",
         (
             "tests/producer/engine/test_waiting.py::test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over",
         ),
@@ -758,8 +758,8 @@ PRODUCER = (
     Defect(
         "best-effort-moves-uncounted",
         "rocket_sink/task/task.py",
-        'queues_of(info) if self._options.ordering == "none" else self._queues(info)\n',
-        'self._queues(info) if self._options.ordering == "strict" else queues_of(info)\n',
+        'queues_of(info) if self._sender.options.ordering == "none" else self._queues(info)\n',
+        'self._queues(info) if self._sender.options.ordering == "strict" else queues_of(info)\n',
         (
             "tests/task/test_task.py::TestMoves::test_keys_stay_where_they_are_when_their_topic_grows",
         ),
@@ -909,7 +909,7 @@ PRODUCER = (
     ),
     Defect(
         "defects-lose-attempts",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "        except Exception as error:\n            # Complete the request",
         "        except KeyError as error:\n            # Complete the request",
         (
@@ -919,9 +919,9 @@ PRODUCER = (
     ),
     Defect(
         "groups-end-at-a-defect",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "            self._end(attempt, end, feedback=not number)\n",
-        "            self._take_step(attempt, self._handler.failed(attempt, end))\n",
+        "            self._take_step(attempt, self.handler.failed(attempt, end))\n",
         (
             "tests/producer/test_interrupts.py::test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with",
         ),
@@ -1854,8 +1854,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "fifo-batches-of-a-row-are-poison",
         "rocket_sink/task/task.py",
-        "        if is_fifo or self._dead_letters",
-        "        if self._dead_letters",
+        "        if is_fifo or self.dead_letters",
+        "        if self.dead_letters",
         ("tests/task/test_task.py::TestSends",),
         "behind a proxy a batch of one row to a FIFO topic is a dead letter",
     ),
@@ -1886,7 +1886,7 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "large-batches-to-proxies",
         "rocket_sink/task/task.py",
-        "        self._limit_batches(info)\n",
+        "        self._sender.limit_batches(info)\n",
         "",
         ("tests/task/test_task.py::TestSends",),
         "a batch of 4,000 rows waits until nothing else is in flight, and heartbeats are lost",
@@ -1942,7 +1942,7 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "batches-to-fifo-topics",
         "rocket_sink/task/task.py",
-        "alone=topic in self._unbatched\n",
+        "alone=topic in self._sender.unbatched\n",
         "alone=False\n",
         ("tests/task/test_task.py::TestSends",),
         "behind a proxy each batch to a FIFO topic is refused, and sent again message by message",
@@ -3455,7 +3455,7 @@ GROUPS: tuple[Defect, ...] = (
     ),
     Defect(
         "places-kept",
-        "rocket_sink/producer/engine/engine.py",
+        "rocket_sink/producer/engine/request_flow.py",
         "                    self.window.give_back(*attempt.give_back(completion.stored))\n",
         "                    attempt.give_back(completion.stored)\n",
         ("tests/producer/test_send_groups.py::test_places_are_given_back_with_each_answer",),

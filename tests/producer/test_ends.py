@@ -190,7 +190,7 @@ def test_a_oneway_message_is_not_lost_when_its_broker_is_suspected(cluster, full
         channel = engine.client.peek(cluster.brokers[0].address)
         until(lambda: channel.write_queue)
         session.driver.call(
-            lambda: engine._move_unsent(cluster.brokers[0].name, engine.clock()) or True
+            lambda: engine.flow.move_unsent(cluster.brokers[0].name, engine.clock()) or True
         )
         assert not ends
         full.clear()
@@ -285,7 +285,7 @@ def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
         engine = producer._session.engine
         assert not producer.isolations() and not engine.client.in_flight
         assert not any(health.in_flight for health in producer.broker_health())
-        assert engine.window.requests == 0
+        assert engine.flow.window.requests == 0
 
 
 def test_errors_of_a_batch_are_one_for_each_message(cluster):

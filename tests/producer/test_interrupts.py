@@ -122,8 +122,8 @@ undone = sum(not future.done() for future in futures)
 last = p.send(Message("orders", b"last"), timeout_ms=20_000).status
 while time.monotonic() < end and (engine.pending or engine.client.in_flight):
     time.sleep(0.05)
-print(counts["main"], counts["other"], hung, undone, last, engine.window.requests,
-      engine.window.bytes,
+print(counts["main"], counts["other"], hung, undone, last, engine.flow.window.requests,
+      engine.flow.window.bytes,
       sum(health.in_flight for health in p.broker_health()))
 p.close()
 """
@@ -159,7 +159,7 @@ def places(producer):
     engine = producer._session.engine
     broker_requests = sum(health.in_flight for health in producer.broker_health())
     return (
-        engine.window.requests, engine.window.bytes, broker_requests
+        engine.flow.window.requests, engine.flow.window.bytes, broker_requests
     )  # fmt: skip
 
 

@@ -153,5 +153,5 @@ def test_any_name_server_that_answers_will_do(cluster, seed):
     options = SinkOptions.parse(nameServer=f"127.0.0.1:1;{cluster.name_server}")
     engine = SendEngine(options, rng=Random(seed))
     assert send(engine).outcome.delivered
-    assert repr(engine.name_servers) == f"<NameServers {cluster.name_server};127.0.0.1:1>"
+    assert repr(engine.routes._name_servers) == f"<NameServers {cluster.name_server};127.0.0.1:1>"
     engine.close(0.2)

@@ -129,15 +129,15 @@ def test_one_without_an_answer_keeps_no_other_waiting(cluster, make_producer, gr
 def test_the_window_bounds_groups(cluster, make_producer, groups):
     producer = make_producer(maxInFlight=50)
     most, engine = 0, producer._session.engine
-    take = engine.window.take
+    take = engine.flow.window.take
 
     def watched(size, requests=1):
         nonlocal most
         group = take(size, requests)
-        most = max(most, engine.window.requests)
+        most = max(most, engine.flow.window.requests)
         return group
 
-    engine.window = type("Watched", (), {
+    engine.flow.window = type("Watched", (), {
         "take": staticmethod(watched), "__getattr__": lambda self, name: getattr(window, name),
     })()  # fmt: skip
     window = take.__self__
@@ -156,7 +156,7 @@ def test_places_are_given_back_with_each_answer(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=3_600_000)
     futures = burst(producer)
     pending = open_ones(futures)
-    window = producer._session.engine.window
+    window = producer._session.engine.flow.window
     assert window.requests == len(pending)
     assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in pending)
 
@@ -201,7 +201,7 @@ def test_a_group_that_was_not_sent_fails_as_a_whole(cluster, make_producer, grou
     errors = [future.exception(60) for future in burst(producer)]
     assert all(isinstance(error, ConnectError) and error.attempts for error in errors)
     assert len(set(map(id, errors))) == COUNT and max(groups) > 100
-    assert producer._session.engine.window.requests == 0
+    assert producer._session.engine.flow.window.requests == 0
 
 
 def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
@@ -223,7 +223,7 @@ def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
     assert all("no room for the frames" in error.text for error in errors)
     engine = producer._session.engine
     until(lambda: not engine.client.in_flight)  # Heartbeats may be in flight.
-    assert engine.window.requests == engine.window.bytes == 0
+    assert engine.flow.window.requests == engine.flow.window.bytes == 0
     in_flight = sum(health.in_flight for health in producer.broker_health())
     assert in_flight == 0 and not producer.isolations()
     assert len({id(args[0]) for args in ends}) == len(ends) == COUNT

@@ -253,7 +253,7 @@ from rocket_sink import Message, Producer
 from rocket_sink.testing import FakeCluster
 with FakeCluster() as cluster, Producer(nameServer=cluster.name_server) as producer:
     producer.send(Message("t", b"x"))
-    assert producer._session.engine._metrics is None
+    assert producer._session.engine.flow._metrics is None
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -219,8 +219,7 @@ class Wait(enum.Enum):
     """The event that an attempt waits for before it is sent."""
 
     DELAY = "the end of its delay"
-    ROUTE = "a route that is newer than its last failure"
-    QUEUE = "a queue that `SendRequest.choose` accepts"
+    ROUTE = "the end of a look-up of its topic"
     TURN = "the end of the requests before it in its ordered queue"
     BROKER = "room at a busy broker"
     VERSION = "its version"

@@ -32,7 +32,7 @@ from rocket_sink.routing.fault import (
 )
 from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
 from rocket_sink.routing.selectors import Ranking, RouteBroker, selector_named
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
 
 _LOG: Final = log.logger(__name__)
 VIEW_S: Final = 0.02
@@ -246,13 +246,10 @@ class Brokers:
             topic_ranking = self._ranked(info, topic_ranking)
         return topic_ranking.ranking
 
-    def open_to(self, topic: str, worse: bool, now_s: float) -> list[Broker]:
-        """Return the brokers to which the topic's requests go now; none without a ranking. With
-        `worse`, include worse brokers, which a request may use after a long wait."""
-        topic_ranking = self._rankings.get(topic)
-        if topic_ranking is None:
-            return []
-        ranking = self.ranking(topic_ranking.info, now_s)
+    def open_to(self, info: TopicPublishInfo, worse: bool, now_s: float) -> list[Broker]:
+        """Return the brokers to which requests of this route go now. With `worse`, include worse
+        brokers, which a request may use after a long wait."""
+        ranking = self.ranking(info, now_s)
         return [self.of(broker.name) for broker in (ranking.usable if worse else ranking.best)]
 
     def rank(self, name: str, topic: str) -> int:
@@ -278,8 +275,6 @@ class Brokers:
 
     def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew. Each broker keeps its next queue (`turn`)."""
-        if old is None and len(self._rankings) >= TOPICS_MAX:
-            self.ranks = dict(self.ranks)  # wake the requests of the forgotten topic
         ranking = old.ranking if old is not None and old.info is info else None
         if ranking is None:
             turns = {} if old is None else {b.name: b.turn for b in old.ranking.brokers}
@@ -314,7 +309,7 @@ class Brokers:
             return
         broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
         rtt_ms, faults = rtt_s * 1000, self.faults
-        if broker.name in self.ranks or faults.profile.duration_ms(rtt_ms, isolation=False):
+        if rtt_ms >= faults.notable_ms or broker.name in self.ranks:
             faults.update(broker.name, rtt_ms, now_s, rank=SLOW)
 
     def note_batch_refused(self, name: str, size: int) -> None:

@@ -150,16 +150,21 @@ class Dispatcher:
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
             queue = request.choose(info, best.__contains__)
-            return Wait.QUEUE if queue is None else brokers.target(info, queue)
+            return self._await_queue(info, now_s) if queue is None else brokers.target(info, queue)
         last = None if attempt.history is None else attempt.history.last_broker
         target = ranking.take(attempt.requests, last=last)
         if target is not None:
             return target
         if not ranking.brokers:
-            return Wait.QUEUE
+            return self._await_queue(info, now_s)
         if now_s >= self.unsent_deadline_s(attempt, attempt.ready_s):
             target = ranking.take(attempt.requests, last=last, worse=True)
         return target or Wait.BROKER
+
+    def _await_queue(self, info: TopicPublishInfo, now_s: float) -> Wait:
+        """Wait for another route, because this one has no queue for the request."""
+        self._routes.refresh(info.topic, now_s)
+        return Wait.ROUTE
 
     # --- writing -----------------------------------------------------------------------------
 

@@ -1,51 +1,33 @@
 """The send engine: many requests in flight at all brokers, one retry loop for every send mode.
 
-The caller's thread drives the engine. Only look-ups of host names run in other threads. Each open
-attempt is in exactly one collection: a connection's requests in flight, `waiting`, or
-`stored_checks`. Each collection ends an attempt at its deadline."""
+The caller's thread drives the engine. Only look-ups of host names run in other threads.
+`RequestFlow` has the open attempts."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-from rocket_sink.errors import (
-    NoRouteError,
-    Outcome,
-    ProducerClosedError,
-    SendError,
-    UnknownOutcomeError,
-    UnwrittenError,
-)
-from rocket_sink.net import log
+from rocket_sink.errors import NoRouteError, ProducerClosedError, UnwrittenError
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.net.identity import Identity
-from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import (
-    CheckResult,
-    Completion,
-    End,
-    SendAttempt,
-    SendRequest,
-    Wait,
-    single_kind,
-)
+from rocket_sink.producer.engine.attempt import Completion, SendRequest, single_kind
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
-from rocket_sink.producer.engine.frame_group import GroupAttempt, attempt_kind
+from rocket_sink.producer.engine.frame_group import attempt_kind
 from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
 from rocket_sink.producer.engine.questions import Questions
-from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
+from rocket_sink.producer.engine.request_flow import RequestFlow
+from rocket_sink.producer.engine.response_handler import ResponseHandler
 from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import StoredChecks
@@ -54,7 +36,6 @@ from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.headers import Frame
 
-_LOG: Final = log.logger(__name__)
 STEP_S: Final = 0.02
 _TICK_S: Final = 0.01
 
@@ -102,34 +83,37 @@ class SendEngine:
             hooks=rpc_hooks,
         )
         self.brokers = Brokers(options, self.shared, rng)
-        self.name_servers = NameServers(
+        name_servers = NameServers(
             options.name_servers, self.client, rng, options.connect_timeout_ms / 1000
         )
-        self.routes = Routes(options, self.name_servers, self.shared)
-        self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
+        events: set[Hashable] = set()
+        """Events for which requests may wait (`waiting`)."""
+        self.routes = Routes(options, name_servers, self.shared, events)
+        self.heartbeats = Heartbeats(
+            options, self.client, self.routes, self.brokers.faults, self.identity
+        )
         self.stored_checks = StoredChecks(
             options.stored_check_delay_ms / 1000, self._limits.stored_check_s, self.client,
             self.routes, self.reread_credentials,
         )  # fmt: skip
-        self.waiting = WaitingRequests(self.routes, self.brokers)
-        self._questions = Questions(self.client)
-        self._dispatcher = Dispatcher(
-            self.client, self.routes, self.brokers, self._headers, self.waiting.ordered,
-            self.heartbeats, self._questions, self._limits,
+        waiting = WaitingRequests(events, self.routes, self.brokers)
+        dispatcher = Dispatcher(
+            self.client, self.routes, self.brokers, self._headers, waiting.ordered,
+            self.heartbeats, Questions(self.client, events), self._limits,
         )  # fmt: skip
-        self._handler = ResponseHandler(
+        handler = ResponseHandler(
             options, self.client, self.routes, self.brokers, self._headers, self._limits, rng,
             records=record_attempts,
         )  # fmt: skip
-        self.window = Window(options)
+        self.flow = RequestFlow(
+            clock, self.client, self.routes, dispatcher, handler, self.stored_checks,
+            waiting, Window(options),
+        )  # fmt: skip
         self._rates = RateLimiter.of(options, clock())
-        self._ends: deque[End] = deque()
-        self._done: list[Completion] = []
         self.longest_s = self._limits.timeout_s
         """The longest total time of any request so far."""
         self._next_tick_s = 0.0
         self.closed = False
-        self._metrics = ClientMetrics.of_process()
 
     def __repr__(self) -> str:
         return f"<SendEngine {self.options.name_server}, {self.pending} pending>"
@@ -153,7 +137,8 @@ class SendEngine:
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False
-        if not self.window.take(size, requests):
+        flow = self.flow
+        if not flow.window.take(size, requests):
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
@@ -164,27 +149,19 @@ class SendEngine:
             self.longest_s = max(self.longest_s, timeout_s)
         strict = request.ordered and request.choose is None
         since_s = request.since_s or now_s
-        if self._metrics is not None:
+        if flow.is_measured:
             request.since_s = since_s
-        attempt = kind(self._ends, request, body, size, strict, since_s, since_s + timeout_s)
-        self._send(attempt, now_s)
-        if self._ends or attempt.ended_s or attempt.done:
-            self._settle(now_s)
+        attempt = kind(flow.ends, request, body, size, strict, since_s, since_s + timeout_s)
+        flow.send(attempt, now_s)
+        if flow.ends or attempt.ended_s or attempt.done:
+            flow.settle(now_s)
         return True
-
-    def has_room(self, request: SendRequest) -> bool:
-        """Return whether window and rate limit have room for a request now."""
-        size, rates = attempt_kind(request)[2], self._rates
-        if self.closed:
-            return True
-        allowed = rates is None or rates.allows(request.message_count, size, self.clock())
-        return allowed and self.window.has_room(size)
 
     def poll(self, timeout_s: float = 0.0) -> list[Completion]:
         """Drive the engine for at most `timeout_s`; return as soon as a request is complete."""
         until_s = self.clock() + timeout_s
-        self.drive(0.0 if self._done else min(timeout_s, STEP_S))
-        self._drive_while(lambda: not self._done and self.pending > 0, until_s)
+        self.drive(0.0 if self.flow.done else min(timeout_s, STEP_S))
+        self._drive_while(lambda: not self.flow.done and self.pending > 0, until_s)
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
@@ -200,7 +177,7 @@ class SendEngine:
 
     def take(self) -> list[Completion]:
         """Return the completions since the last call, without driving the engine."""
-        done, self._done = self._done, []
+        done, self.flow.done = self.flow.done, []
         return done
 
     def drain(self, deadline_s: float = math.inf) -> list[Completion]:
@@ -208,17 +185,18 @@ class SendEngine:
         deadline all pending requests complete as NOT_SENT or UNKNOWN."""
         self._drive_while(lambda: self.pending > 0, deadline_s)
         if self.pending:
-            self._abandon_pending(UnwrittenError("given up before it was sent: the time is over"))
+            error = UnwrittenError("given up before it was sent: the time is over")
+            self.flow.abandon_pending(error, self.clock())
         return self.take()
 
     @property
     def pending(self) -> int:
         """The number of submitted requests that are not complete."""
-        return self.window.requests
+        return self.flow.window.requests
 
     @property
     def has_completions(self) -> bool:
-        return bool(self._done)
+        return bool(self.flow.done)
 
     def publish_info(self, topic: str) -> TopicPublishInfo:
         """Return the topic's writable queues; ask the name servers if the route is not cached.
@@ -281,7 +259,7 @@ class SendEngine:
     @property
     def broken(self) -> bool:
         """Whether the engine must not be used again (closed, fatal error, or forked process)."""
-        return self.closed or self._handler.fatal or self.identity.of_pid != os.getpid()
+        return self.closed or self.flow.handler.fatal or self.identity.of_pid != os.getpid()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Complete pending requests as not sent or unknown, unregister at the brokers (for at most
@@ -293,7 +271,8 @@ class SendEngine:
             return
         if self.pending:
             # End requests first: an unanswered heartbeat may close a connection `unregister` needs.
-            self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
+            error = ProducerClosedError("the producer was closed before it was sent")
+            self.flow.abandon_pending(error, self.clock())
         self.closed = True
         self.heartbeats.unregister(timeout_s)
         self.client.close()
@@ -311,17 +290,18 @@ class SendEngine:
         `timeout_s`. Threads that share an engine hold their lock during `prepare` and `process`,
         and release it for the wait."""
         wait_s = self.client.prepare(timeout_s)
-        if self._ends:
+        if self.flow.ends:
             return 0.0
-        if self.waiting.size:
-            wait_s = self.waiting.wait_s(wait_s, self.clock())
-        return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
+        now_s = self.clock()
+        if self.flow.waiting.size:
+            wait_s = self.flow.waiting.wait_s(self.routes.wait_s(wait_s, now_s), now_s)
+        return wait_s if self._rates is None else self._rates.wait_s(wait_s, now_s)
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read from the connections that are ready after a wait, and handle all that is due."""
         self.client.process(ready)
         now_s = self.clock()
-        self._settle(now_s)
+        self.flow.settle(now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
             self._tick(now_s)
@@ -329,208 +309,10 @@ class SendEngine:
     def _tick(self, now_s: float) -> None:
         self.brokers.update_suspicion(self.heartbeats.connections(), now_s)
         for name in self.brokers.take_worsened():
-            self._move_unsent(name, now_s)
+            self.flow.move_unsent(name, now_s)
+        self.routes.start_planned(now_s)
         self.stored_checks.step(now_s)
         self.heartbeats.run(now_s)
-        self._settle(now_s)
+        self.flow.settle(now_s)
         # Write now, because a caller that has got its answer may not drive the engine again soon.
         self.client.write()
-
-    def _settle(self, now_s: float) -> None:
-        """Handle ended attempts and send due attempts, until there are no more of either."""
-        ends, waiting, handler = self._ends, self.waiting, self._handler
-        answered: dict[GroupAttempt, None] = {}
-        while True:
-            while ends:
-                attempt, result, sent_s, at_s = ends.popleft()
-                if attempt.done:
-                    continue
-                attempt.sent_s, attempt.ended_s = sent_s, at_s
-                if isinstance(attempt, GroupAttempt):
-                    self._end_group(attempt, result)
-                    if attempt.group.in_parts:
-                        answered[attempt] = None
-                else:
-                    self._end(attempt, result)
-            if answered:
-                self._complete_parts(answered)
-            due = waiting.pop_due(now_s) if waiting.size and not handler.stopping else ()
-            if not due:
-                return
-            for attempt in due:
-                if not attempt.done:
-                    self._send(attempt, now_s)
-
-    def _end(self, attempt: SendAttempt, result: Any, *, feedback: bool = True) -> None:
-        """Complete the request of an ended attempt, or take its next step. `result` is None if a
-        oneway request is written; an exception other than a SendError is a defect of this package.
-        With `feedback`, a failure counts against the broker."""
-        handler, step = self._handler, None
-        try:
-            match result:
-                case Frame():
-                    step = handler.answered(attempt, result)
-                case SendError():
-                    step = handler.failed(attempt, result, feedback=feedback)
-                case CheckResult():
-                    step = handler.verified(attempt, result)
-                case None:
-                    attempt.release()
-                    step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
-                case _:
-                    raise result
-        except Exception as error:
-            # Complete the request nevertheless, because a caller waits for it.
-            step = self._unhandled(attempt, error)
-        if type(step) is Completion:
-            self._complete(attempt, step)
-        else:
-            self._take_step(attempt, step)
-
-    def _end_group(self, group: GroupAttempt, result: Any) -> None:
-        try:
-            ends = self._handler.group_ended(group, result)
-        except Exception as error:
-            ends = [(single, error) for single in group.leave_all()]
-        for number, (attempt, end) in enumerate(ends):
-            # Messages that fail together count as one failure of their broker.
-            self._end(attempt, end, feedback=not number)
-        if not group.open_count and not group.done:
-            self._complete(group, self._handler.part_ended(group))
-
-    def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
-        """Return the completion of an attempt whose end could not be handled (a defect)."""
-        _LOG.error("the end of a request at %s was not handled", attempt.address, exc_info=error)
-        attempt.release()
-        text = f"an answer of {attempt.address or 'a broker'} could not be handled: {error!r}"
-        cause = UnknownOutcomeError(text, topic=attempt.request.topic)
-        cause.__cause__ = error
-        token = attempt.request.token
-        return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
-
-    def _send(self, attempt: SendAttempt, now_s: float) -> None:
-        """Dispatch the attempt, or keep it until it may be sent. If a broker has room for a part of
-        a group only, send this part before other requests can take the room."""
-        to_send = [attempt]
-        while to_send:
-            attempt = to_send.pop()
-            try:
-                wait = self._dispatcher.send(attempt, now_s)
-            except Exception as caught:
-                error = caught
-                if not isinstance(error, SendError):
-                    _LOG.exception("a request was not sent")
-                    if attempt.channel is not None:
-                        continue  # The connection has the attempt, and will end it.
-                    error = UnwrittenError(f"it cannot be sent: {caught!r}")
-                attempt.ended_s = now_s
-                self._take_step(attempt, self._handler.failed(attempt, error))
-                continue
-            target = attempt.target
-            if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
-                assert isinstance(attempt, GroupAttempt)
-                part, others = attempt.leave(0, room), attempt.leave(room, attempt.size)
-                to_send += (others, part)
-                empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
-                self._complete(attempt, empty)
-            elif wait is Wait.BROKER:
-                self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
-            elif wait is not None:
-                self.waiting.add(attempt, wait, now_s + STEP_S)
-
-    def _take_step(self, attempt: SendAttempt, step: Completion | NextStep) -> None:
-        if isinstance(step, Completion):
-            self._complete(attempt, step)
-            return
-        following, wait, due_s = step
-        if following is not attempt:
-            self.waiting.ordered.replace(attempt, following)
-        if wait is Wait.VERIFY:
-            self.stored_checks.begin(following)
-        else:
-            self.waiting.add(following, wait, due_s)
-
-    def _complete(self, attempt: SendAttempt, completion: Completion) -> None:
-        attempt.done = True
-        self._done.append(completion)  # first, so that no error of a later line can lose it
-        self.window.give_back(attempt.body_bytes, attempt.places)
-        if attempt.turn is not None:
-            self.waiting.leave(attempt, attempt.ended_s)
-        if self._metrics is not None:
-            self._measure(self._metrics, attempt, completion)
-
-    def _measure(
-        self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion
-    ) -> None:
-        request, stored = attempt.request, completion.stored
-        if stored is None and isinstance(attempt, GroupAttempt):
-            # If there is no error, all messages have left the group or have completed before.
-            if completion.error is not None:
-                self.measure_failure(request, completion.error, attempt.address)
-            return
-        metrics.record(
-            request.topic,
-            request.message_count if stored is None else len(stored),
-            attempt.ended_s - (request.since_s or attempt.ready_s),
-            address=attempt.address,
-            result=completion.result,
-            error=completion.error,
-        )
-
-    def measure_failure(
-        self, request: SendRequest, error: SendError, address: str | None = None
-    ) -> None:
-        """Measure a request that failed as a whole; each message of a group is a request."""
-        if self._metrics is None:
-            return
-        now_s = self.clock()
-        requests = 1 if request.group is None else request.message_count
-        for _ in range(requests):
-            self._metrics.record(
-                request.topic,
-                request.message_count // requests,
-                now_s - (request.since_s or now_s),
-                address=address,
-                result=None,
-                error=error,
-            )
-
-    def _complete_parts(self, answered: dict[GroupAttempt, None]) -> None:
-        """Complete the answered messages of groups of which other messages still wait."""
-        for attempt in answered:
-            if not attempt.done:
-                completion = self._handler.part_ended(attempt)
-                if completion.stored is not None:
-                    self._done.append(completion)
-                    self.window.give_back(*attempt.give_back(completion.stored))
-                    if self._metrics is not None:
-                        self._measure(self._metrics, attempt, completion)
-        answered.clear()
-
-    def _move_unsent(self, broker_name: str, now_s: float) -> None:
-        """Dispatch a broker's unwritten requests again; without a fixed queue they go elsewhere."""
-        address = self.routes.addresses().get(broker_name)
-        channel = self.client.peek(address) if address else None
-        for owner in channel.withdraw() if channel is not None else ():
-            if isinstance(owner, SendAttempt):
-                owner.release()
-                owner.ended_s = now_s
-                again = owner.next_attempt(owner.ready_s, counts=False)
-                self._take_step(owner, NextStep(again))
-            else:
-                owner.on_end(UnwrittenError(f"{address} takes no more bytes"), None, now_s)
-
-    def _abandon_pending(self, error: SendError) -> None:
-        now_s, handler = self.clock(), self._handler
-        handler.stopping = True
-        self._settle(now_s)
-        self.stored_checks.abandon(now_s)
-        for attempt in self.waiting.drain_all():
-            if not attempt.done:
-                attempt.on_end(error.copy(), None, now_s)
-        self._settle(now_s)
-        for channel in self.client.channels:
-            if channel.connection.in_flight:
-                self.client.fail(channel, error.copy(), now_s)
-        self._settle(now_s)
-        handler.stopping = False

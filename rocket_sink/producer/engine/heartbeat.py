@@ -14,9 +14,8 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S, Channel
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
-from rocket_sink.routing import fault
+from rocket_sink.routing.fault import PROBE_INTERVAL_S, FaultTable
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.headers import Frame
@@ -32,8 +31,63 @@ _ASK_S: Final = HEARD_RECENTLY_S / 2
 answers before `HEARD_RECENTLY_S`, when it would count as silent."""
 
 
+class Probes:
+    """Probes of unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound). A probe without
+    an answer fails after `_PROBE_TIMEOUT_S`. Time in which no thread drives the engine does not
+    count, because no thread reads answers then."""
+
+    def __init__(self, client: NetworkClient, routes: Routes, faults: FaultTable) -> None:
+        self._client = client
+        self._routes = routes
+        self._faults = faults
+        self._open: dict[str, float] = {}
+        """{broker name: deadline of its probe, compared with `_driven_s`}"""
+        self._driven_s = 0.0
+        """The total time for which threads have driven the engine."""
+        self._run_s = float("-inf")
+
+    def expire(self, now_s: float) -> None:
+        """Fail the probes that have no answer in time."""
+        self._driven_s += min(now_s - self._run_s, _DRIVEN_MAX_S)
+        self._run_s = now_s
+        for name in [name for name, failed_s in self._open.items() if self._driven_s >= failed_s]:
+            del self._open[name]
+            self._faults.probed(name, now_s, alive=False)
+
+    def send(self, addresses: dict[str, str], now_s: float) -> None:
+        """Probe the brokers whose probe is due. Nobody waits for a broker whose topics are out of
+        use, and it may be gone for good."""
+        if not self._faults.enabled:
+            return
+        in_use = self._routes.topics_in_use(now_s)
+        topics = {name: topic for name, topic in in_use.items() if name in addresses}
+        for name in self._faults.due_for_probe(now_s, topics):
+            if name in self._open:
+                continue
+            self._open[name] = failed_s = self._driven_s + _PROBE_TIMEOUT_S
+            deadline_s = now_s + _PROBE_TIMEOUT_S + 2 * PROBE_INTERVAL_S
+            frame = requests.query_max_offset(MessageQueue(topics[name], "", 0))
+            on_end = Call(partial(self._ended, name, failed_s, deadline_s))
+            self._client.call(addresses[name], frame, on_end, deadline_s=deadline_s, now_s=now_s)
+
+    def _ended(
+        self,
+        name: str,
+        failed_s: float,
+        deadline_s: float,
+        answer: Frame | None,
+        error: SendError | None,
+        now_s: float,
+    ) -> None:
+        is_pending = self._open.get(name) == failed_s
+        if is_pending:
+            del self._open[name]
+        if answer is not None or (is_pending and now_s < deadline_s):
+            self._faults.probed(name, now_s, alive=answer is not None)
+
+
 class Heartbeats:
-    """The heartbeats and probes of an engine, whose tick calls `run`. Only `unregister` blocks.
+    """The heartbeats of an engine, whose tick calls `run`. Only `unregister` blocks.
 
     Attributes:
         stays_connected: keep the known routes fresh, and a connection to each of their brokers. So
@@ -47,31 +101,24 @@ class Heartbeats:
         options: SinkOptions,
         client: NetworkClient,
         routes: Routes,
-        brokers: Brokers,
+        faults: FaultTable,
         identity: Identity,
     ) -> None:
         self._client = client
         self._routes = routes
-        self._brokers = brokers
+        self._probes = Probes(client, routes, faults)
         self._identity = identity
         self.stays_connected = self.reconnects = False
         self._interval_s = options.heartbeat_broker_interval_ms / 1000
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """{address: (connection of the latest heartbeat, time of sending)}"""
-        self._probes: dict[str, float] = {}
-        """{broker name: deadline of its probe, compared with `_driven_s`}"""
-        self._driven_s = 0.0
-        """The total time for which threads have driven the engine."""
-        self._run_s = float("-inf")
         self._asked: set[Channel] = set()
         self._next_look_s = 0.0
         self._opened = 0
 
     def run(self, now_s: float) -> None:
-        self._driven_s += min(now_s - self._run_s, _DRIVEN_MAX_S)
-        self._run_s = now_s
         self._probe_silent(now_s)
-        self._expire_probes(now_s)
+        self._probes.expire(now_s)
         opened = self._client.opened
         if now_s < self._next_look_s and opened == self._opened:
             return
@@ -82,8 +129,7 @@ class Heartbeats:
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
             self._send_heartbeat(address, now_s)
-        if self._brokers.faults.enabled:
-            self._probe(addresses, now_s)
+        self._probes.send(addresses, now_s)
 
     def look_now(self) -> None:
         """Send due heartbeats and probes in the next tick, without the wait of `_LOOK_S`."""
@@ -149,43 +195,6 @@ class Heartbeats:
         channel = self._client.peek(address)
         if answer is not None and channel is not None:
             channel.peer_version = answer.version
-
-    def _probe(self, addresses: dict[str, str], now_s: float) -> None:
-        """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound). Nobody waits for
-        a broker whose topics are out of use, and it may be gone for good."""
-        in_use = self._routes.topics_in_use(now_s)
-        topics = {name: topic for name, topic in in_use.items() if name in addresses}
-        for name in self._brokers.faults.due_for_probe(now_s, topics):
-            if name in self._probes:
-                continue
-            self._probes[name] = failed_s = self._driven_s + _PROBE_TIMEOUT_S
-            deadline_s = now_s + _PROBE_TIMEOUT_S + 2 * fault.PROBE_INTERVAL_S
-            frame = requests.query_max_offset(MessageQueue(topics[name], "", 0))
-            on_end = Call(partial(self._probe_ended, name, failed_s, deadline_s))
-            self._client.call(addresses[name], frame, on_end, deadline_s=deadline_s, now_s=now_s)
-
-    def _probe_ended(
-        self,
-        name: str,
-        failed_s: float,
-        deadline_s: float,
-        answer: Frame | None,
-        error: SendError | None,
-        now_s: float,
-    ) -> None:
-        is_pending = self._probes.get(name) == failed_s
-        if is_pending:
-            del self._probes[name]
-        if answer is not None or (is_pending and now_s < deadline_s):
-            self._brokers.faults.probed(name, now_s, alive=answer is not None)
-
-    def _expire_probes(self, now_s: float) -> None:
-        """Fail probes that have no answer after `_PROBE_TIMEOUT_S`. Time in which no thread drives
-        the engine does not count, because no thread reads answers then."""
-        expired = [name for name, failed_s in self._probes.items() if self._driven_s >= failed_s]
-        for name in expired:
-            del self._probes[name]
-            self._brokers.faults.probed(name, now_s, alive=False)
 
     def unregister(self, timeout_s: float) -> None:
         """Unregister the client at the connected brokers, and wait for their answers."""

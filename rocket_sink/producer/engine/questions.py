@@ -37,10 +37,12 @@ _log = log.logger(__name__)
 
 
 class Questions:
-    """The questions of one engine. No question is asked again while it is under way."""
+    """The questions of one engine. No question is asked again while it is under way. `events` gets
+    the key of each question that ends."""
 
-    def __init__(self, client: NetworkClient) -> None:
+    def __init__(self, client: NetworkClient, events: set[Hashable]) -> None:
         self._client = client
+        self._events = events
         self._asked: TopicCache[Hashable, tuple[SendError | None, float]] = TopicCache()
         """{question: (error, time)}; the error is None while the question is under way."""
         self._wants_keys: TopicCache[tuple[str, str], tuple[bool, float]] = TopicCache()
@@ -69,6 +71,7 @@ class Questions:
         error: SendError | None,
         now_s: float,
     ) -> None:
+        self._events.add(key)
         if answer is not None:
             error = learn(answer, now_s)
         if error is not None and (isinstance(error, NotSentError) or error.backs_off):

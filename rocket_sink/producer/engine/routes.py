@@ -19,7 +19,7 @@ call blocks: callbacks get the answers while the client is driven."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -199,8 +199,6 @@ class _Topic:
     fetched_s: float = float("-inf")
     asked_s: float = float("-inf")
     fetching: bool = False
-    wanted: bool = False
-    """Whether a look-up starts as soon as `REFRESH_S` has passed since the last one."""
     misses: int = 0
     missing_since_s: float = 0.0
     """The time of the first of the `misses`."""
@@ -223,13 +221,21 @@ _UNKNOWN: Final = _Topic("")
 
 
 class Routes:
-    """The routes of one engine. `look_ups` counts look-ups that ended, with or without a route."""
+    """The routes of one engine. `look_ups` counts look-ups that ended, with or without a route;
+    `events` gets the topic of each."""
 
     def __init__(
-        self, options: SinkOptions, name_servers: NameServers, shared: SharedBrokerState
+        self,
+        options: SinkOptions,
+        name_servers: NameServers,
+        shared: SharedBrokerState,
+        events: set[Hashable],
     ) -> None:
         self._name_servers = name_servers
         self._shared = shared
+        self._events = events
+        self._planned: dict[str, float] = {}
+        """{topic: time of its next look-up, when `REFRESH_S` has passed since the last one}"""
         self.look_ups = 0
         self._interval_s = options.poll_name_server_interval_ms / 1000
         self._template = options.template_topic
@@ -247,7 +253,7 @@ class Routes:
             state = _Topic(topic)
             self._from_shared(state, now_s)
             self._topics[topic] = state
-        if state.wanted or now_s - state.fetched_s >= self._interval_s:
+        if now_s - state.fetched_s >= self._interval_s:
             self.refresh(topic, now_s)
         return state.info
 
@@ -269,10 +275,23 @@ class Routes:
         if state.fetching:
             return
         if now_s - state.asked_s < REFRESH_S:
-            state.wanted = not state.final
+            if not state.final:
+                self._planned[topic] = state.asked_s + REFRESH_S
             return
-        state.wanted, state.asked_s = False, now_s
+        self._planned.pop(topic, None)
+        state.asked_s = now_s
         self._go_on(state, self._look_up(state), None, None, now_s)
+
+    def start_planned(self, now_s: float) -> None:
+        """Start the planned look-ups that are due."""
+        for topic in [topic for topic, at_s in self._planned.items() if now_s >= at_s]:
+            del self._planned[topic]
+            self.refresh(topic, now_s)
+
+    def wait_s(self, longest_s: float, now_s: float) -> float:
+        """Return the time until the next planned look-up, at most `longest_s`."""
+        due_s = min(self._planned.values(), default=float("inf"))
+        return min(longest_s, max(0.0, due_s - now_s))
 
     def refresh_old(self, now_s: float) -> None:
         """Start a look-up of each topic that had none within `pollNameServerInterval`."""
@@ -286,15 +305,7 @@ class Routes:
 
     def fetching(self, topic: str) -> bool:
         """Return whether a look-up of the topic is under way or planned."""
-        state = self._topics.get(topic, _UNKNOWN)
-        return state.fetching or state.wanted
-
-    def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """Return the time until the planned look-up: 0 if under way, None if none is planned."""
-        state = self._topics.get(topic, _UNKNOWN)
-        if state.fetching:
-            return 0.0
-        return max(0.0, state.asked_s + REFRESH_S - now_s) if state.wanted else None
+        return self._topics.get(topic, _UNKNOWN).fetching or topic in self._planned
 
     def is_unresolvable(self, topic: str) -> bool:
         """Return whether waiting for a route is useless: the topic and its template do not exist,
@@ -418,6 +429,7 @@ class Routes:
                 self._keep(state, now_s)
         if question is None:
             self.look_ups += 1
+            self._events.add(state.name)
             return
         state.fetching, (frame, of_all) = True, question
         on_end = partial(self._go_on, state, look_up)

@@ -1,19 +1,26 @@
-"""Attempts that wait before they are sent: for a time, a route, a broker, or earlier requests."""
+"""Attempts that wait before they are sent: until a time at the latest, or for an event before it.
+
+An event is a topic whose look-up ends, a question to a broker that ends, or room at a broker. Who
+causes an event adds it to `events`. A change of the brokers' ranks wakes all attempts that wait for
+a certain broker, because another broker may be the best one now."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
-from typing import Final
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Final, TypeAlias
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import Broker, Brokers
 from rocket_sink.producer.engine.routes import Routes
 
-_LOOK_S: Final = 0.01
-"""Time between two checks of routes and deadlines for attempts that wait for an event."""
+_OLD_TIMES_MAX: Final = 1024
+"""Limit of entries in the heap of attempts that no longer wait, beyond the number that do."""
+_AT_BROKERS: Final = frozenset((Wait.BROKER, Wait.VERSION, Wait.POLICY))
+_Lines: TypeAlias = "dict[Hashable, OrderedDict[SendAttempt, None]]"
 
 
 class OrderedQueues:
@@ -54,125 +61,118 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """`size` attempts that wait, each in one collection until it is due or out of time."""
+    """`size` attempts that wait, in one heap of times and one dictionary of events."""
 
-    def __init__(self, routes: Routes, brokers: Brokers) -> None:
+    def __init__(self, events: set[Hashable], routes: Routes, brokers: Brokers) -> None:
         self.ordered = OrderedQueues()
+        self.events = events
         self.size = 0
         self._routes = routes
         self._brokers = brokers
-        self._delayed: list[tuple[float, int, SendAttempt]] = []
-        self._sequence = itertools.count()
-        self._awaiting_route: dict[str, deque[SendAttempt]] = {}
-        self._throttled: dict[Broker | tuple[str, bool], deque[tuple[float, SendAttempt]]] = {}
-        """Attempts that wait for room, each with its deadline. A key is a broker, or a topic with
-        False (room at its best brokers) or True (room at any usable broker)."""
         self._ranks = brokers.ranks
-        """The ranks by which the attempts in `_throttled` wait."""
-        self._awaiting_turn: dict[SendAttempt, None] = {}
-        self._next_look_s = 0.0
-        self._look_ups = 0
+        self._waits: dict[SendAttempt, tuple[int, _Lines, Hashable]] = {}
+        """{attempt: (the wait's number, its lines, and its event)}"""
+        self._attempts: dict[int, SendAttempt] = {}
+        """{number of a wait: attempt}"""
+        self._times: list[tuple[float, int]] = []
+        """A heap of (time, number of a wait), also of waits that have ended before."""
+        self._sequence = itertools.count()
+        self._lines: _Lines = {}
+        self._rooms: _Lines = {}
+        """The lines of attempts that wait for room. The event is a broker, or a topic with False
+        (room at its best brokers) or True (room at any usable broker)."""
+        self._ready: list[SendAttempt] = []
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep an attempt until its wait ends, or `due_s` (not with Wait.ROUTE and Wait.TURN)."""
+        """Keep an attempt until its event, or until `due_s` or its deadline."""
         attempt.waits = wait
         self.size += 1
-        if wait is Wait.ROUTE:
-            self._awaiting_route.setdefault(attempt.request.topic, deque()).append(attempt)
-        elif wait is Wait.BROKER:
-            target, is_last = attempt.target, due_s >= attempt.deadline_s
-            place = (attempt.request.topic, is_last) if target is None else target.broker
-            self._throttled.setdefault(place, deque()).append((due_s, attempt))
-        elif wait is Wait.TURN:
-            self._awaiting_turn[attempt] = None
-        else:
-            due_s = min(due_s, attempt.deadline_s)
-            heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
+        lines, event = self._lines, self._event_of(attempt, wait, due_s)
+        if wait is Wait.BROKER:
+            lines = self._rooms
+        number = next(self._sequence)
+        self._waits[attempt] = number, lines, event
+        self._attempts[number] = attempt
+        lines.setdefault(event, OrderedDict())[attempt] = None
+        if len(self._times) > 2 * len(self._waits) + _OLD_TIMES_MAX:
+            self._times = [entry for entry in self._times if entry[1] in self._attempts]
+            heapq.heapify(self._times)
+        heapq.heappush(self._times, (min(due_s, attempt.deadline_s), number))
 
-    def leave(self, attempt: SendAttempt, now_s: float) -> None:
+    def _event_of(self, attempt: SendAttempt, wait: Wait, due_s: float) -> Hashable:
+        topic, target = attempt.request.topic, attempt.target
+        if wait is Wait.ROUTE:
+            return topic
+        if wait is Wait.VERSION:
+            return attempt.address
+        if wait is Wait.POLICY:
+            return topic, attempt.home
+        if wait is Wait.BROKER:
+            is_last = due_s >= attempt.deadline_s
+            return (topic, is_last) if target is None else target.broker
+        return None
+
+    def _release(self, attempt: SendAttempt) -> None:
+        """End the attempt's wait; the next `pop_due` returns it."""
+        number, lines, event = self._waits.pop(attempt)
+        del self._attempts[number]
+        del lines[event][attempt]
+        if not lines[event]:
+            del lines[event]
+        self._ready.append(attempt)
+
+    def leave(self, attempt: SendAttempt) -> None:
         """Remove an ended request from its ordered queue, and make the next request there due."""
         following = self.ordered.leave(attempt)
-        if following is not None and following in self._awaiting_turn:
-            del self._awaiting_turn[following]
-            self.size -= 1
-            self.add(following, Wait.DELAY, now_s)
+        if following in self._waits and following.waits is Wait.TURN:
+            self._release(following)
 
     def pop_due(self, now_s: float) -> list[SendAttempt]:
-        """Remove and return the attempts that are due or out of time."""
-        due: list[SendAttempt] = []
-        while self._delayed and self._delayed[0][0] <= now_s:
-            due.append(heapq.heappop(self._delayed)[2])
-        if due:
-            # Retries take the places of the attempts that failed before requests in line do.
-            self.size -= len(due)
-            return due
-        ranks = self._brokers.ranks
-        for place in list(self._throttled):
-            due += self._unthrottled(place, now_s)
-        self._ranks = ranks  # An update in the loop counts for the next call.
-        if now_s >= self._next_look_s or self._look_ups != self._routes.look_ups:
-            self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
-            for topic in list(self._awaiting_route):
-                due += self._routed(topic, now_s)
-            for attempt in [other for other in self._awaiting_turn if now_s >= other.deadline_s]:
-                del self._awaiting_turn[attempt]
-                due.append(attempt)
-        self.size -= len(due)
-        return due
+        """Remove and return the attempts whose wait has ended."""
+        while self.events:
+            for waiting in list(self._lines.get(self.events.pop(), ())):
+                self._release(waiting)
+        while self._times and self._times[0][0] <= now_s:
+            attempt = self._attempts.get(heapq.heappop(self._times)[1])
+            if attempt is not None:
+                self._release(attempt)
+        # Retries take the places of the attempts that failed before requests in line do.
+        if not self._ready:
+            self._give_out_room(now_s)
+        ready, self._ready = self._ready, []
+        self.size -= len(ready)
+        return ready
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
         """Return how long the engine may wait for its connections, at most `longest_s`."""
-        until_s = self._delayed[0][0] if self._delayed else float("inf")
-        if self.size > len(self._delayed):
-            until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))
+        if self._ready or self.events:
+            return 0.0
+        until_s = self._times[0][0] if self._times else float("inf")
         return min(longest_s, max(0.0, until_s - now_s))
 
     def drain_all(self) -> list[SendAttempt]:
-        attempts = [attempt for _, _, attempt in self._delayed]
-        for line in self._throttled.values():
-            attempts += [attempt for _, attempt in line]
-        attempts += itertools.chain.from_iterable(self._awaiting_route.values())
-        attempts += self._awaiting_turn
-        self._awaiting_turn.clear()
-        self._delayed.clear()
-        self._awaiting_route.clear()
-        self._throttled.clear()
+        for attempt in list(self._waits):
+            self._release(attempt)
+        attempts, self._ready = self._ready, []
         self.size = 0
         return attempts
 
-    def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
-        """Remove and return attempts for which a broker has room, or whose wait is over."""
-        brokers, line = self._brokers, self._throttled[place]
+    def _give_out_room(self, now_s: float) -> None:
+        """Release attempts for which a broker has room."""
+        brokers = self._brokers
         if self._ranks is not brokers.ranks:
-            # Return all attempts, because another broker may be the best now.
-            del self._throttled[place]
-            return [attempt for _, attempt in line]
-        if not isinstance(place, Broker) and now_s >= self._next_look_s:
-            info = self._routes.get(place[0], now_s)
-            if info is not None:
-                brokers.ranking(info, now_s)  # `open_to` needs the ranking of a new route
-        due = []
-        watched = [place] if isinstance(place, Broker) else brokers.open_to(*place, now_s)
-        for broker in watched:
-            reserved = 0
-            while line and (room := line[0][1].room_at(broker, reserved)):
-                reserved += room
-                due.append(line.popleft()[1])
-        if now_s >= self._next_look_s:
-            due += [attempt for due_s, attempt in line if now_s >= due_s]
-            line = deque(waiting for waiting in line if now_s < waiting[0])
-        if line:
-            self._throttled[place] = line
-        else:
-            del self._throttled[place]
-        return due
-
-    def _routed(self, topic: str, now_s: float) -> list[SendAttempt]:
-        routes = self._routes
-        is_resolved = routes.get(topic, now_s) is not None and not routes.fetching(topic)
-        is_resolved = is_resolved or routes.is_unresolvable(topic)
-        line = self._awaiting_route.pop(topic)
-        kept = deque(other for other in line if not is_resolved and now_s < other.deadline_s)
-        if kept:
-            self._awaiting_route[topic] = kept
-        return [other for other in line if is_resolved or now_s >= other.deadline_s]
+            self._ranks = brokers.ranks
+            for attempt in [other for other in self._waits if other.waits in _AT_BROKERS]:
+                self._release(attempt)
+            return
+        for event in list(self._rooms):
+            watched: list[Broker] = []
+            if isinstance(event, Broker):
+                watched = [event]
+            elif isinstance(event, tuple) and (info := self._routes.get(event[0], now_s)):
+                watched = brokers.open_to(info, event[1], now_s)
+            for broker in watched:
+                reserved, line = 0, self._rooms.get(event)
+                while line and (room := next(iter(line)).room_at(broker, reserved)):
+                    reserved += room
+                    self._release(next(iter(line)))

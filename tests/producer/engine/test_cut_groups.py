@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest, Wait
 from rocket_sink.producer.engine.brokers import Broker, SendTarget
-from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.frame_group import GroupAttempt
+from rocket_sink.producer.engine.request_flow import RequestFlow
 from rocket_sink.producer.engine.waiting import WaitingRequests
 
 ROOM = 8
@@ -62,30 +62,31 @@ class Dispatcher:
         return 99.0
 
 
-def engine_with(dispatcher: Dispatcher) -> Any:
-    engine: Any = SendEngine.__new__(SendEngine)
-    engine._dispatcher, engine._ends, engine._done, engine._metrics = dispatcher, deque(), [], None
-    engine._handler = SimpleNamespace(stopping=False)
-    engine.window = SimpleNamespace(give_back=lambda *_: None)
-    routes: Any = SimpleNamespace(look_ups=0, get=lambda *_: None)
-    brokers: Any = SimpleNamespace(ranks={}, open_to=lambda *_: [dispatcher.broker])
-    engine.waiting, engine.brokers = WaitingRequests(routes, brokers), brokers
-    return engine
+def flow_with(dispatcher: Dispatcher) -> RequestFlow:
+    anything: Any = SimpleNamespace(
+        stopping=False, give_back=lambda *_: None, get=lambda *_: True, ranks={},
+        open_to=lambda *_: [dispatcher.broker],
+    )  # fmt: skip
+    waiting = WaitingRequests(set(), anything, anything)
+    sender: Any = dispatcher
+    return RequestFlow(
+        time.monotonic, anything, anything, sender, anything, anything, waiting, anything
+    )
 
 
 def test_requests_behind_a_cut_group_keep_their_order() -> None:
     dispatcher = Dispatcher()
-    engine = engine_with(dispatcher)
+    flow = flow_with(dispatcher)
     dispatcher.broker.in_flight = ROOM
     for name, count in (("g", 20), *((f"s{n}", 1) for n in range(ROOM)), ("h", 8)):
         kind = GroupAttempt if count > 1 else SendAttempt
-        engine._send(kind(engine._ends, request(name, count), (), 0, False, 0.0, 99.0), 0.0)
+        flow.send(kind(flow.ends, request(name, count), (), 0, False, 0.0, 99.0), 0.0)
     steps = []
     dispatcher.in_vain = 0
     for step in range(5):
         dispatcher.broker.in_flight -= ROOM
         dispatcher.sent.clear()
-        engine._settle(float(step))
+        flow.settle(float(step))
         steps.append(list(dispatcher.sent))
     assert steps == [
         [("g", 8)], [(f"s{n}", 1) for n in range(ROOM)], [("h", 8)], [("g", 8)], [("g", 4)],
@@ -95,13 +96,13 @@ def test_requests_behind_a_cut_group_keep_their_order() -> None:
 
 def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room() -> None:
     dispatcher = Dispatcher()
-    engine = engine_with(dispatcher)
+    flow = flow_with(dispatcher)
     dispatcher.broker.in_flight = ROOM
     for name in ("g", "h", "i"):
-        attempt = GroupAttempt(engine._ends, request(name, 20), (), 0, False, 0.0, 99.0)
-        engine._send(attempt, 0.0)
-    while engine.waiting.size:
+        attempt = GroupAttempt(flow.ends, request(name, 20), (), 0, False, 0.0, 99.0)
+        flow.send(attempt, 0.0)
+    while flow.waiting.size:
         dispatcher.broker.in_flight -= ROOM
-        engine.brokers.ranks = dict(engine.brokers.ranks)
-        engine._settle(1.0)
+        flow.waiting._brokers.ranks = dict(flow.waiting._brokers.ranks)
+        flow.settle(1.0)
     assert sorted(size for _, size in dispatcher.sent) == [4, 4, 4, 8, 8, 8, 8, 8, 8]

@@ -283,7 +283,7 @@ def test_every_place_in_the_window_is_given_back(cluster, make_engine):
     for number in range(60):
         engine.submit(request(number))
     assert len(engine.drain()) == 60
-    assert (engine.pending, engine.window.bytes) == (0, 0)
+    assert (engine.pending, engine.flow.window.bytes) == (0, 0)
     assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
 
 
@@ -425,6 +425,6 @@ def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_eng
     frame = heartbeat(client_id="c", producer_groups=["g"])
     now_s = engine.clock()
     engine.client.call(broker.address, frame, call, deadline_s=now_s + 20.0, now_s=now_s)
-    engine._move_unsent(broker.name, now_s)
+    engine.flow.move_unsent(broker.name, now_s)
     assert isinstance(errors[0], NotSentError)
     assert send(engine, "after").outcome is Outcome.ACKED and len(errors) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
-from rocket_sink.producer.engine import brokers, routes
+from rocket_sink.producer.engine import routes
 from rocket_sink.routing import topic_publish_info
 from tests.producer.conftest import request
 
@@ -15,7 +15,7 @@ MOST = 8
 
 @pytest.fixture
 def few(monkeypatch):
-    for module in (brokers, routes, topic_publish_info):
+    for module in (routes, topic_publish_info):
         monkeypatch.setattr(module, "TOPICS_MAX", MOST)
 
 

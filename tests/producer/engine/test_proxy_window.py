@@ -54,7 +54,7 @@ def test_a_proxy_has_room_for_all_answers(
 
     def all_arrived() -> bool:
         engine.drive()
-        return len(sent()) + engine.waiting.size == len(messages)
+        return len(sent()) + engine.flow.waiting.size == len(messages)
 
     until(all_arrived)
     assert len(sent()) == arrive

@@ -83,7 +83,7 @@ def test_further_attempts_do_not_count(cluster, make_engine):
     engine.submit(request(1))
     (done,) = engine.drain()
     assert len(done.attempts) > 1
-    assert engine.has_room(request(2, message_count=0)), "a retry left a debt"
+    assert engine.try_submit(request(2, message_count=0)), "a retry left a debt"
 
 
 def test_a_rate_limit_beyond_the_timeout_names_the_option(cluster):
@@ -155,7 +155,7 @@ def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, mak
     assert excess == 0, "a request went although the window was full"
     assert [c.outcome for c in done] == [Outcome.ACKED] * 300
     assert {c.token for c in done} == set(range(300))
-    assert not engine.waiting.size
+    assert not engine.flow.waiting.size
     assert inside.in_flight == 0
 
 
