@@ -298,10 +298,9 @@ class SendAttempt:
     """The ordered queue in whose line (`OrderedQueues`) this attempt is."""
     waits: Wait | None = None
     history: AttemptHistory | None = None
-
-    # Class attributes save two assignments per message. `GroupAttempt` has properties instead.
-    requests = 1
+    requests: int = 1
     """Requests that count as in flight at the broker; a batch at a proxy: `Broker.batch_places`."""
+
     places = 1
     """The number of requests that the engine's `Window` counts for this attempt."""
 
@@ -335,8 +334,12 @@ class SendAttempt:
             broker.in_flight -= self.requests
 
     def room_at(self, broker: Broker, reserved: int = 0) -> int:
-        """Return how many of `self.requests` the broker has room for after `reserved` others."""
-        return broker.room_for(self.requests, reserved)
+        """Return how many of `self.requests` the broker has room for after `reserved` others. A
+        batch needs room for the whole."""
+        if self.request.batch:
+            self.requests = broker.batch_places(self.request.message_count)
+        room = broker.room_for(self.requests, reserved)
+        return 0 if self.request.batch and room < self.requests else room
 
     def known_history(self) -> AttemptHistory:
         """Return the history; create it on the first call."""
@@ -346,20 +349,6 @@ class SendAttempt:
 
     def on_end(self, result: Result | CheckResult, sent_s: float | None, now_s: float) -> None:
         self.ends.append((self, result, sent_s, now_s))
-
-
-class BatchAttempt(SendAttempt):
-    """An attempt to send a batch. It is sent only if the broker has room for the whole batch."""
-
-    def room_at(self, broker: Broker, reserved: int = 0) -> int:
-        self.requests = broker.batch_places(self.request.message_count)
-        room = broker.room_for(self.requests, reserved)
-        return room if room == self.requests else 0
-
-
-def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the request's attempt class (no group), its body as buffers, and the body's bytes."""
-    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -18,7 +18,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import Completion, SendRequest, single_kind
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.producer.engine.frame_group import attempt_kind
@@ -130,10 +130,8 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self.closed:
             raise ProducerClosedError("the producer is closed")
-        if request.group is None:
-            (kind, body, size), requests = single_kind(request), 1
-        else:
-            (kind, body, size), requests = attempt_kind(request), request.message_count
+        kind, body, size = attempt_kind(request)
+        requests = 1 if request.group is None else request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

@@ -23,7 +23,7 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     StoredFrames,
-    single_kind,
+    buffers_of,
 )
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -41,7 +41,6 @@ class GroupAttempt(SendAttempt):
         "_single_answers",
         "first_opaque",
         "group",
-        "open_count",
         "size",
     )
 
@@ -49,8 +48,8 @@ class GroupAttempt(SendAttempt):
         super().__init__(*args, **more)
         assert self.request.group is not None
         self.group = self.request.group
-        self.size = self.open_count = len(self.group)
-        """Messages in the group; `open_count`: messages in the group without an answer."""
+        self.size = self.requests = len(self.group)
+        """Messages in the group; `requests`: messages in the group without an answer."""
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
         self._single_answers: list[tuple[int, SendAnswer, float]] = []
@@ -59,24 +58,20 @@ class GroupAttempt(SendAttempt):
         self.first_opaque = 0
 
     @property
-    def requests(self) -> int:  # type: ignore[override]
-        return self.open_count
-
-    @property
     def places(self) -> int:  # type: ignore[override]
         return self.size - self._ended
 
     def answered(self, answers: SendAnswers) -> None:
         """Note answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
-        self.open_count -= len(answers)
+        self.requests -= len(answers)
         self._answers.append((answers, self.rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer) -> None:
         """Note an answer that was not read in bulk. It says that its message is stored."""
         index = opaque - self.first_opaque
         self._open[index] = False
-        self.open_count -= 1
+        self.requests -= 1
         self._single_answers.append((index, answer, self.rtt_s))
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
@@ -85,7 +80,7 @@ class GroupAttempt(SendAttempt):
         last = index + 1 if last is None else last
         assert self._open[index:last].all()
         self._open[index:last] = False
-        self.open_count -= last - index
+        self.requests -= last - index
         self._ended += last - index
         request = self.group.leave(index, last)
         kind, body, size = attempt_kind(request)
@@ -168,4 +163,4 @@ def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any]
     """Return the request's attempt class, its body as buffers, and the body's bytes."""
     if request.group is not None:
         return GroupAttempt, (), request.group.body_bytes
-    return single_kind(request)
+    return SendAttempt, *buffers_of(request.body)

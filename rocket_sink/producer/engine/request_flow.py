@@ -115,7 +115,7 @@ class RequestFlow:
         for number, (attempt, end) in enumerate(ends):
             # Messages that fail together count as one failure of their broker.
             self._end(attempt, end, feedback=not number)
-        if not group.open_count and not group.done:
+        if not group.requests and not group.done:
             self._complete(group, self.handler.part_ended(group))
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:

@@ -147,7 +147,7 @@ class ResponseHandler:
                     (attempt.leave(frame.opaque - attempt.first_opaque), frame)
                     for frame in map(result.frame, range(len(result)))
                 ]
-            case NotSentError() if attempt.open_count == attempt.size:
+            case NotSentError() if attempt.requests == attempt.size:
                 return [(attempt, result)]
             case SendError():
                 # Copy the error for each message, because `verified` changes its facts.
