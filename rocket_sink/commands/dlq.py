@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,10 +20,12 @@ from rocket_sink.commands.common.output import (
     table,
 )
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.producer.admin import dlq as dead_letters
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.dlq import DeadLetter, ResendReport
+from rocket_sink.producer.producer import Producer
+from rocket_sink.task.dlq_export import row, to_file, to_ledger
 from rocket_sink.text import counted
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.admin.dlq import DeadLetter, ResendReport
 
 _FAILED = ("message id", "topic", "code", "error")
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
@@ -66,9 +68,6 @@ def list_letters(group: str | None, as_json: bool, **selection: Any) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     if group is None and set(selection.values()) != {None}:
         raise click.UsageError("these options choose among the messages of a group: give --group")
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.task.dlq_export import row
 
     with Admin(resolved_options()) as admin:
         if group is None:
@@ -111,10 +110,6 @@ def export(
     if out:
         check_writable(Path(out))
 
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.task.dlq_export import to_file, to_ledger
-
     with Admin(resolved_options()) as admin:
         letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         count = to_ledger(letters, absolute(ledger)) if ledger else to_file(letters, Path(str(out)))
@@ -150,9 +145,6 @@ def resend(
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.producer import Producer
 
     options = resolved_options()
     with Admin(options) as admin:

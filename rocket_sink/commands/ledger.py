@@ -26,6 +26,7 @@ from rocket_sink.commands.common.output import (
 )
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger import views
 from rocket_sink.options import LEDGER_KINDS, find_option
 from rocket_sink.text import counted
 
@@ -276,7 +277,6 @@ def show_view(
 
     --where is a condition in Spark's SQL; Spark starts only for what DuckDB does not know.
     """
-    from rocket_sink.ledger import views
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     quick = quick_ledger(path, fold, *spark.values())

@@ -9,6 +9,7 @@ import click
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.route import TopicRoute
 
@@ -28,7 +29,6 @@ PERMISSIONS: Final = {
 @json_option
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
-    from rocket_sink.producer.admin.admin import Admin
 
     options = resolved_options()
     if not options.topic:

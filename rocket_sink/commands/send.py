@@ -22,6 +22,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, SendResult
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
 
 _FIELDS = {item.name for item in dataclasses.fields(Message) if item.init} - {"body", "delay_s"}
 """Fields of `Message`: the row contract without the queue, event_time and order_by."""
@@ -139,7 +140,6 @@ def _fields(text: bytes) -> dict[str, Any]:
 def _send_all(
     options: SinkOptions, messages: Iterator[dict[str, Any]], as_json: bool
 ) -> tuple[int, int]:
-    from rocket_sink.producer.producer import Producer
 
     sent = failed = 0
     with Producer(options) as producer:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,11 +18,9 @@ from rocket_sink.commands.common.output import line, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.properties import split_keys
 from rocket_sink.wire.stored import StoredMessage
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.admin.admin import Admin
 
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
@@ -67,7 +65,6 @@ def tail(
 
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
-    from rocket_sink.producer.admin.admin import Admin
 
     options = resolved_options()
     if not options.topic:

@@ -29,6 +29,7 @@ from rocket_sink.commands.common.sink_input import (
 )
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
 
@@ -168,8 +169,6 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
         with contextlib.closing(checker):
             note(f"answering for {options.ledger}; Ctrl-C ends it")
             while time.monotonic() < until_s:
-                from rocket_sink.ledger.driver.ledger import Ledger
-
                 transactions = Ledger(options.ledger).transactions(session)
                 topic_rows = transactions.select("topics").distinct().collect()
                 checker.watch(*topics, *(topic for row in topic_rows for topic in row.topics))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -17,12 +17,11 @@ from rocket_sink.commands.common.output import line, note, print_json, show, tab
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import LedgerError, MissingPackageError
+from rocket_sink.ledger.query.verify import StoredPlaces, Verification, sent_topics
 from rocket_sink.ledger.sql import Query, Scope, with_full_id
+from rocket_sink.ledger.views import reader
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import clean
-
-if TYPE_CHECKING:
-    from rocket_sink.ledger.query.verify import StoredPlaces, Verification
-    from rocket_sink.producer.admin.admin import Admin
 
 _FIGURES: Final = (
     "acknowledged", "found", "missing", "twice", "not_due", "expired", "unacknowledged",
@@ -73,8 +72,6 @@ def verify(
         raise click.UsageError("which topic? give --topic NAME")
     from importlib.util import find_spec
 
-    from rocket_sink.producer.admin.admin import Admin
-
     if find_spec("duckdb") is None:
         raise MissingPackageError(
             "verify needs DuckDB: pip install 'rocket-sink[fast]'", package="duckdb"
@@ -107,11 +104,8 @@ def _of_ledger(
                 )
             query: Query = quick.query
         else:
-            from rocket_sink.ledger.views import reader
-
             session, ledger = stack.enter_context(opened("verify", path, **spark))
             query = reader(ledger.rows(session))
-        from rocket_sink.ledger.query.verify import sent_topics
 
         whole_id = with_full_id(Scope(query_id), query, path).query_id
         topics = [topic] if topic else sent_topics(query)
@@ -131,7 +125,6 @@ def _stored(
     admin: Admin, topic: str, compare: Callable[[StoredPlaces], Verification]
 ) -> Verification:
     """Read the whole topic, and return the result of the comparison."""
-    from rocket_sink.ledger.query.verify import StoredPlaces
 
     admin.await_dispatched(topic)
     with contextlib.closing(StoredPlaces()) as places:

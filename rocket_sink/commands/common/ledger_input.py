@@ -17,15 +17,15 @@ from rocket_sink.commands.common.output import note, step
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.fold import FoldSummary
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
+from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from rocket_sink.ledger.driver.fold import FoldSummary
-    from rocket_sink.ledger.driver.ledger import Ledger
-    from rocket_sink.ledger.query.duckdb_reader import QuickLedger
 
 
 def scoped_ledger(function: Decorated) -> Decorated:
@@ -42,7 +42,6 @@ def scoped_ledger(function: Decorated) -> Decorated:
         path = argument or named
         if not path:
             raise click.UsageError("which ledger? give --ledger PATH")
-        from rocket_sink.ledger.sql import Scope
 
         return function(path=path, scope=Scope(query, since, until), **more)
 
@@ -79,7 +78,6 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     # Under spark-submit the JVM runs already.
     if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
-    from rocket_sink.ledger.query.duckdb_reader import open_quick
 
     ledger = open_quick(path)
     if ledger is not None and ledger.unfolded_epochs:
@@ -97,7 +95,6 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
     """Yield a Spark session for small plans, made from the flags `spark`, and the ledger. Raise
     LedgerError if the path has no ledger."""
-    from rocket_sink.ledger.driver.ledger import Ledger
 
     path = absolute(path)
     check_exists(path)

@@ -21,6 +21,7 @@ from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
 from rocket_sink.options import SinkOptions, check_topic_option, environ_name_servers, find_option
+from rocket_sink.producer.admin.admin import Admin
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -184,7 +185,6 @@ def check_name_server(options: SinkOptions) -> None:
         NameServerUnavailableError: no name server answers.
         TlsRefusedError: no name server answers, because TLS fails with each.
     """
-    from rocket_sink.producer.admin.admin import Admin  # pyarrow takes 0.3 s
 
     with Admin(options) as admin:
         admin.check_name_servers()

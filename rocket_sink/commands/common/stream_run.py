@@ -16,7 +16,13 @@ from rocket_sink.commands.common.base import handle_signals, one_line
 from rocket_sink.commands.common.ledger_input import fold_and_note
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import check_encoding, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.query.live import LiveFigures, follow, pending_by_reason
+from rocket_sink.ledger.report.verdict import backfill_command
+from rocket_sink.ledger.sql import Scope, Scoped, is_text
+from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from rocket_sink.ledger.query.live import LiveFigures
     from rocket_sink.spark.sink import RocketSink
 
 
@@ -141,8 +146,6 @@ class Report:
             lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {path})")
             waiting = {reason: n for reason, n in self.pending.items() if reason != "data"}
             if waiting:
-                from rocket_sink.ledger.report.verdict import backfill_command
-
                 reasons = ", ".join(f"{reason} {n:,}" for reason, n in waiting.items())
                 lines.append(
                     f"dead letters wait: {reasons}; when the cause is mended, send them with "
@@ -232,11 +235,6 @@ def run_batch(
 
 def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any]) -> Report:
     """Fold the ledger and add its counts of this run to the report."""
-    from rocket_sink.ledger.driver.ledger import Ledger
-    from rocket_sink.ledger.query.duckdb_reader import reader_of
-    from rocket_sink.ledger.query.live import pending_by_reason
-    from rocket_sink.ledger.sql import Scope, Scoped, is_text
-    from rocket_sink.ledger.views import OUTCOMES
 
     path = sink_options.get("ledger")
     if not path:
@@ -267,7 +265,6 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 def _figures(sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """Return the figures of the ledger's new rows; None without a ledger that can be followed."""
-    from rocket_sink.ledger.query.live import follow
 
     if not sink_options.get("ledger"):
         return None

@@ -33,8 +33,7 @@ _FLIGHTS = 336_776
     "--fault", type=click.Choice(["freeze", "kill"]), default="freeze",
     help="What happens to one of the two brokers in mid-run.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
-def demo(rows: int, out: Path | None, fault: str, as_json: bool) -> int:
+def demo(rows: int, out: Path | None, fault: str) -> int:
     """Stream a year of flights into a local cluster, break a broker, count.
 
     Starts a real RocketMQ, streams the flights that left New York City in 2013 in time order
@@ -46,7 +45,7 @@ def demo(rows: int, out: Path | None, fault: str, as_json: bool) -> int:
 
     folder = _empty_folder(out)
     try:
-        passed = run(folder, rows, fault, as_json=as_json)
+        passed = run(folder, rows, fault)
     finally:
         for name in ("flights", "checkpoint"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -17,18 +17,16 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
+from pyspark.sql import DataFrame
 
 from rocket_sink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _FILES: Final = 24
 """Files, and so epochs, of all flights."""

@@ -6,9 +6,14 @@ import datetime as dt
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import RenderableType
+from rich.text import Text
 
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.cluster.node import Broker
@@ -17,7 +22,6 @@ from rocket_sink.commands.common.output import (
     Bar,
     Steps,
     note,
-    print_json,
     program,
     show,
     step,
@@ -35,14 +39,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from rich.console import RenderableType
-
-
 TOPIC: Final = "flights"
-QUEUES_PER_BROKER: Final = 4
 FAULT_AT: Final = 0.35
 """Share of the rows after which the broker is broken."""
 FAULT_S: Final = 6.0
@@ -128,16 +125,6 @@ class DemoSummary:
         }  # fmt: skip
         return [text for text, wrong in checks.items() if wrong]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "passed": not self.failures,
-            "failures": self.failures,
-            "rows": self.flights.rows,
-            "seconds": round(self.seconds, 1),
-            "stored": asdict(self.verdict),
-            "ledger": self.report.as_dict(),
-        }
-
     def tables(self) -> list[RenderableType]:
         isolations = self.report.isolations[-_ISOLATIONS_SHOWN:]
         accounts, brokers, isolated, *_ = (
@@ -170,8 +157,6 @@ class DemoSummary:
         return "\n".join((*self.events, advice))
 
     def _closing(self) -> RenderableType:
-        from rich.text import Text
-
         path = str(self.ledger)
         ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}\n"
         if not self.failures:
@@ -181,7 +166,7 @@ class DemoSummary:
         return Text.assemble(ledger, ("FAILED", "bold red"), f":\n{wrong}")
 
 
-def run(folder: Path, rows: int, fault: str, *, as_json: bool) -> bool:
+def run(folder: Path, rows: int, fault: str) -> bool:
     """Run the demo in an empty folder and print the summary; return whether all checks passed.
 
     Args:
@@ -204,7 +189,7 @@ def run(folder: Path, rows: int, fault: str, *, as_json: bool) -> bool:
         LocalCluster(_BROKERS, progress=Steps()) as cluster,
         spark_session("demo", spark_conf=warehouse) as spark,
     ):
-        cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
+        cluster.create_topic(TOPIC)
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
         injector = FaultInjector(cluster.brokers[-1], fault, note)
@@ -218,10 +203,7 @@ def run(folder: Path, rows: int, fault: str, *, as_json: bool) -> bool:
             folder / "ledger", flights, streamed_s, ledger.report(spark),
             _read_back(spark, cluster, folder, ledger), injector.events,
         )  # fmt: skip
-        if as_json:
-            print_json(summary.as_dict())
-        else:
-            show(*summary.tables())
+        show(*summary.tables())
         note(f"{time.monotonic() - started_s:.0f} s in all")
     return not summary.failures
 

@@ -127,7 +127,7 @@ def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster: FakeClu
                 read("orders")
             text = str(caught.value)
             assert f"{name} has 8 write queues and 4 read queues" in text
-            assert "queue 5 has messages" in text and "-r 8 -w 8" in text
+            assert "queue 5 has messages" in text and "--queues 8" in text
         assert admin.count("orders") == 9
         with pytest.raises(InvalidQueueError):
             admin.pull(MessageQueue("orders", name, 5), 0)

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -95,13 +95,6 @@ def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
     )  # fmt: skip
 
 
-@pytest.fixture
-def engine(options: SinkOptions) -> Iterator[SendEngine]:
-    send_engine = SendEngine(options, shared=None)
-    yield send_engine
-    send_engine.close()
-
-
 def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
     count = len(keys)
     values: dict[str, Any] = {
@@ -122,110 +115,116 @@ def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
+class Bed(NamedTuple):
+    """A cluster, and an engine with the options of a backfill to it."""
+
+    cluster: FakeCluster
+    options: SinkOptions
+    engine: SendEngine
+
+    def send(self, batch: pa.RecordBatch, **more: Any) -> tuple[Resender, Spool]:
+        resender, spool = make(self.options, self.engine, **more)
+        resender.send(batch)
+        return resender, spool
+
+    def store(self, batch: pa.RecordBatch, which: list[int]) -> None:
+        """Send these letters, as an earlier task did."""
+        self.send(batch.take(which))
+
+
+@pytest.fixture
+def bed(cluster: FakeCluster, options: SinkOptions) -> Iterator[Bed]:
+    engine = SendEngine(options, shared=None)
+    yield Bed(cluster, options, engine)
+    engine.close()
+
+
 def make(options: SinkOptions, engine: SendEngine, **more: Any) -> tuple[Resender, Spool]:
     spool: Any = Spool()
     return Resender(options, engine=engine, spool=spool, ctx=CTX, **more), spool
 
 
-def test_all_are_stored_under_their_ids_and_resolved(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
+def test_all_are_stored_under_their_ids_and_resolved(bed: Bed) -> None:
     batch = letters([f"k{n % 5}" for n in range(50)])
-    resender, spool = make(options, engine)
-    resender.send(batch)
+    resender, spool = bed.send(batch)
     assert resender.total.resent == 50
     assert spool.resolved() == set(batch["letter_id"].to_pylist())
     assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}
-    ids = [message.message_id for message in cluster.messages(TOPIC)]
+    ids = [message.message_id for message in bed.cluster.messages(TOPIC)]
     assert sorted(ids) == sorted(batch["message_id"].to_pylist())
 
 
-def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
+def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed: Bed) -> None:
     """The letters are two versions of an order: the first is stored, of unknown outcome."""
-    resender, _ = make(options, engine)
-    resender.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
+    resender, _ = bed.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
     again = letters(
         ["A", "A"], letter_id=["one", "two"], message_id=["order-17"] * 2,
         body=[b"price 1", b"price 2"], open=[True, False],
     )  # fmt: skip
-    resender, spool = make(options, engine)
-    resender.send(again)
+    resender, spool = bed.send(again)
     assert (resender.total.found, resender.total.resent) == (1, 1)
     assert spool.resolved() == {"one", "two"}
     # The first letter had no key, so it may go to any queue.
-    assert sorted(message.body for message in cluster.messages(TOPIC)) == [b"price 1", b"price 2"]
+    assert sorted(message.body for message in bed.cluster.messages(TOPIC)) == [
+        b"price 1",
+        b"price 2",
+    ]
 
 
-def test_a_keys_letters_are_stored_in_order(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keys_letters_are_stored_in_order(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "CHUNK", 7)
-    resender, _ = make(options, engine)
-    resender.send(letters([f"k{n % 3}" for n in range(60)]))
+    bed.send(letters([f"k{n % 3}" for n in range(60)]))
     seen: dict[str, list[int]] = {}
-    for message in cluster.messages(TOPIC):
+    for message in bed.cluster.messages(TOPIC):
         number = int(message.body.split()[1])
         seen.setdefault(message.properties["__SHARDINGKEY"], []).append(number)
     assert sum(map(len, seen.values())) == 60
     assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
-def test_letters_without_a_key_are_sent_too(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
-    resender, spool = make(options, engine)
-    resender.send(letters([None, "k", None]))
+def test_letters_without_a_key_are_sent_too(bed: Bed) -> None:
+    resender, spool = bed.send(letters([None, "k", None]))
     assert resender.total.resent == 3
-    assert len(spool.resolved()) == len(cluster.messages(TOPIC)) == 3
+    assert len(spool.resolved()) == len(bed.cluster.messages(TOPIC)) == 3
 
 
-def test_letters_without_a_topic_go_to_the_one_of_the_option(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
-    resender, _ = make(options.with_(topic=TOPIC), engine)
+def test_letters_without_a_topic_go_to_the_one_of_the_option(bed: Bed) -> None:
+    resender, _ = make(bed.options.with_(topic=TOPIC), bed.engine)
     own = {"queue_id": [None, None, 0], "broker_name": [None, None, "gone"]}
     resender.send(letters([None, "k", None], topic=[None] * 3, **own))
-    assert resender.total.resent == len(cluster.messages(TOPIC)) == 2
+    assert resender.total.resent == len(bed.cluster.messages(TOPIC)) == 2
     assert resender.total.waiting == {"gone": 1}
 
 
 def test_a_refused_letter_stays_pending_and_stops_its_key(
-    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resend, "CHUNK", 2)
     keys: list[str | None] = ["bad", "good", "bad", "good", "bad", "good"]
     bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
-    resender, spool = make(options, engine)
-    resender.send(letters(keys, body=bodies))
+    resender, spool = bed.send(letters(keys, body=bodies))
     assert spool.resolved() == {"letter-1", "letter-3", "letter-5"}
     assert (resender.total.failed, resender.total.held_back) == (1, 2)
     assert resender.total.codes == {"EMPTY_BODY": 1}
     assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}, "a failed letter is no second letter"
 
 
-def test_what_a_broker_refuses_stays_pending(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
-    for broker in cluster.brokers:
+def test_what_a_broker_refuses_stays_pending(bed: Bed) -> None:
+    for broker in bed.cluster.brokers:
         broker.on_send(Answer(13, "no"), times=None)
-    resender, spool = make(options, engine)
-    resender.send(letters(["a", "b"]))
+    resender, spool = bed.send(letters(["a", "b"]))
     assert spool.resolved() == set()
     assert resender.total.failed == 2
     assert set(resender.total.codes) == {"MESSAGE_ILLEGAL"}
     assert "no" in resender.total.first_error
 
 
-def test_what_failed_is_named_and_degraded_is_told_from_stored(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
+def test_what_failed_is_named_and_degraded_is_told_from_stored(bed: Bed) -> None:
     """The first letter is refused, the second stored with less durability, the third stored."""
-    resender, _ = make(options, engine)
+    resender, _ = make(bed.options, bed.engine)
     outcomes = {"refused": Answer(13, "no such message"), "less": Answer(10), "stored": None}
     for number, answer in enumerate(outcomes.values()):
-        for broker in cluster.brokers:
+        for broker in bed.cluster.brokers:
             broker.behave()
             if answer is not None:
                 broker.on_send(answer, times=None)
@@ -247,38 +246,31 @@ def resent_of(resender: Resender) -> resend.Resent:
 
 
 def test_each_request_of_a_task_has_a_number_of_its_own(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report counts messages by this number, not attempts."""
     monkeypatch.setattr(resend, "CHUNK", 2)
-    for broker in cluster.brokers:
+    for broker in bed.cluster.brokers:
         broker.on_send(Answer(13, "no"), times=None)
-    resender, spool = make(options, engine)
-    resender.send(letters([None, "a", None, "b", "c"]))
+    _, spool = bed.send(letters([None, "a", None, "b", "c"]))
     numbers = [row["request"] for row in spool.rows if row["kind"] == SEND and row["attempt"] == 1]
     assert sorted(numbers) == [1, 2, 3, 4, 5]
 
 
-def test_no_way_to_any_broker_ends_the_trying(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_way_to_any_broker_ends_the_trying(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "CHUNK", 2)
-    engine.publish_info(TOPIC)
-    for broker in cluster.brokers:
+    bed.engine.publish_info(TOPIC)
+    for broker in bed.cluster.brokers:
         broker.kill()
-    resender, spool = make(options, engine)
-    resender.send(letters(["a", "b", "c", "d", "e", "f"]))
+    resender, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]))
     assert spool.resolved() == set()
     assert resender.total.not_tried == 4
     assert resender.total.failed + resender.total.held_back == 2
 
 
-def test_resolutions_are_durable_chunk_by_chunk(
-    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolutions_are_durable_chunk_by_chunk(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "CHUNK", 10)
-    resender, spool = make(options, engine)
-    resender.send(letters(["k"] * 35))
+    _, spool = bed.send(letters(["k"] * 35))
     chunks = [10, 10, 10, 5]
     assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
 
@@ -297,30 +289,23 @@ class TestWhatMayBeStored:
         }
         return ids - {"-"}
 
-    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        store(options, engine, letters(["k"] * 6), [0, 3, 5])
-        resender, spool = make(options, engine)
-        resender.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
-        assert self.questions(cluster) == {f"{n:032X}" for n in (0, 2, 3, 5)}
+    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(self, bed: Bed) -> None:
+        bed.store(letters(["k"] * 6), [0, 3, 5])
+        resender, spool = bed.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
+        assert self.questions(bed.cluster) == {f"{n:032X}" for n in (0, 2, 3, 5)}
         assert (resender.total.found, resender.total.resent) == (3, 3)
         assert resender.total.settled == len(spool.resolved()) == 6
-        sent = Counter(message.body for message in cluster.messages(TOPIC))
+        sent = Counter(message.body for message in bed.cluster.messages(TOPIC))
         assert sent == {f"body {n}".encode(): 1 for n in range(6)}
         notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
         assert notes["letter-0"] == resend.FOUND
         assert notes["letter-1"] is None
 
-    def test_nothing_is_asked_for_the_others(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        make(options, engine)[0].send(letters(["k", None]))
-        assert self.questions(cluster) == set()
+    def test_nothing_is_asked_for_the_others(self, bed: Bed) -> None:
+        bed.send(letters(["k", None]))
+        assert self.questions(bed.cluster) == set()
 
-    def test_look_ups_are_pipelined(
-        self, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_look_ups_are_pipelined(self, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
         """If each took its own round trip, the 2,000 letters of a chunk would take seconds."""
         asked, answered, most = [0], [0], [0]
 
@@ -334,50 +319,40 @@ class TestWhatMayBeStored:
             look_up(pump, address, topic, one, ended, **more)
 
         monkeypatch.setattr(stored_messages, "look_up", counted)
-        make(options, engine)[0].send(letters(["k"] * 40, open=[True] * 40))
+        bed.send(letters(["k"] * 40, open=[True] * 40))
         assert most[0] == 2 * 40, "both brokers, all letters"
 
-    def test_a_task_that_runs_again_asks_for_all(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        store(options, engine, letters(["k", None, "k"]), [0, 1, 2])
-        resender, spool = make(options, engine, ask_all=True)
-        resender.send(letters(["k", None, "k"]))
+    def test_a_task_that_runs_again_asks_for_all(self, bed: Bed) -> None:
+        bed.store(letters(["k", None, "k"]), [0, 1, 2])
+        resender, spool = bed.send(letters(["k", None, "k"]), ask_all=True)
         assert resender.total.found == 3
-        assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 3
+        assert len(bed.cluster.messages(TOPIC)) == len(spool.resolved()) == 3
 
-    def test_the_topic_that_is_sent_to_is_asked(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        cluster.create_topic("elsewhere", 4)
-        store(options, engine, letters(["k"]), [0])
-        resender, _ = make(options.with_(topic="elsewhere"), engine)
+    def test_the_topic_that_is_sent_to_is_asked(self, bed: Bed) -> None:
+        bed.cluster.create_topic("elsewhere", 4)
+        bed.store(letters(["k"]), [0])
+        resender, _ = make(bed.options.with_(topic="elsewhere"), bed.engine)
         resender.send(letters(["k"], open=[True]))
-        assert resender.total.resent == len(cluster.messages("elsewhere")) == 1
+        assert resender.total.resent == len(bed.cluster.messages("elsewhere")) == 1
 
-    def test_a_timed_letter_is_found_where_it_waits(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        make(options, engine)[0].send(letters(["k"], delay_level=[3], open=[True]))
-        make(options, engine)[0].send(letters([None], delay_level=[3], open=[True]))
+    def test_a_timed_letter_is_found_where_it_waits(self, bed: Bed) -> None:
+        bed.send(letters(["k"], delay_level=[3], open=[True]))
+        bed.send(letters([None], delay_level=[3], open=[True]))
         topics = {
             (request.ext or {})["topic"]
-            for broker in cluster.brokers
+            for broker in bed.cluster.brokers
             for request in broker.requests
             if request.code == RequestCode.QUERY_MESSAGE and (request.ext or {})["key"] != "-"
         }
         assert topics == {TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"}
 
-    def test_a_tables_rows_need_not_have_all_columns(
-        self, options: SinkOptions, engine: SendEngine
-    ) -> None:
+    def test_a_tables_rows_need_not_have_all_columns(self, bed: Bed) -> None:
         names = [
             "letter_id", "query_id", "open", "was_stored", "topic", "body", "sharding_key",
             "message_id",
         ]  # fmt: skip
         batch = letters(["k", None], open=[True, False]).select(names)
-        resender, _ = make(options, engine)
-        resender.send(batch)
+        resender, _ = bed.send(batch)
         assert resender.total.resent == 2
 
     def test_a_topic_that_nobody_knows_holds_nothing(self, options: SinkOptions) -> None:
@@ -411,32 +386,28 @@ class TestWhatAConsumerGaveUp:
     def exported(count: int, **columns: list[Any]) -> pa.RecordBatch:
         return letters([None] * count, was_stored=[True] * count, **columns)
 
-    def test_is_sent_by_a_task_that_runs_again(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        store(options, engine, letters([None] * 4), [0, 1, 3])
-        resender, spool = make(options, engine, ask_all=True)
+    def test_is_sent_by_a_task_that_runs_again(self, bed: Bed) -> None:
+        bed.store(letters([None] * 4), [0, 1, 3])
+        resender, spool = make(bed.options, bed.engine, ask_all=True)
         others = letters([None] * 4).slice(2)
         batches = [self.exported(2), others]
         resender.send(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
         assert (resender.total.resent, resender.total.found) == (3, 1), "another letter is found"
         assert len(spool.resolved()) == 4
-        assert len(cluster.messages(TOPIC)) == 6
+        assert len(bed.cluster.messages(TOPIC)) == 6
 
-    def test_is_sent_again_after_a_lost_answer(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
+    def test_is_sent_again_after_a_lost_answer(self, bed: Bed) -> None:
         """A look-up would find the consumer's message."""
-        for broker in cluster.brokers:
-            store(options, engine, letters([None], queue_id=[0], broker_name=[broker.name]), [0])
+        for broker in bed.cluster.brokers:
+            bed.store(letters([None], queue_id=[0], broker_name=[broker.name]), [0])
             broker.on_send(CloseConnection(stores=False))
-        once = options.with_(delivery="effectively_once", retryTimesWhenSendFailed=3)
+        once = bed.options.with_(delivery="effectively_once", retryTimesWhenSendFailed=3)
         sender = SendEngine(once, shared=None)
         resender, _ = make(once, sender)
         resender.send(self.exported(1))
         sender.close()
         assert resender.total.resent == 1
-        assert len(cluster.messages(TOPIC)) == 3
+        assert len(bed.cluster.messages(TOPIC)) == 3
 
 
 class TestTheBrokerThatDidNotAnswer:
@@ -452,7 +423,7 @@ class TestTheBrokerThatDidNotAnswer:
         late = cluster.brokers[1]
         cluster.brokers[0].is_master = False
         sender = SendEngine(options, shared=None)
-        store(options, sender, letters([None] * 4), [0, 1, 2, 3])
+        Bed(cluster, options, sender).send(letters([None] * 4))
         sender.close()
         assert len(late.store.messages(TOPIC)) == 4
         cluster.brokers[0].is_master, late.is_master = True, False
@@ -497,29 +468,18 @@ class TestTheBrokerThatDidNotAnswer:
             assert len(cluster.brokers[0].store.messages(topic)) == 4
 
 
-def store(
-    options: SinkOptions, engine: SendEngine, batch: pa.RecordBatch, which: list[int]
-) -> None:
-    """Send these letters, as an earlier task did."""
-    make(options, engine)[0].send(batch.take(which))
-
-
-def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
-    for broker in cluster.brokers:
+def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed: Bed) -> None:
+    for broker in bed.cluster.brokers:
         broker.on_send(Answer(13, "no"), times=None)
-    resender, spool = make(options, engine)
-    resender.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
+    _, spool = bed.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
     assert spool.marks() == {
         "letter-0": [("in_flight", None), ("rejected", "MESSAGE_ILLEGAL")],
         "letter-1": [("in_flight", None), ("not_sent", "HELD_BACK")],
         "letter-2": [("in_flight", None), ("not_sent", "EMPTY_BODY")],
     }
-    for broker in cluster.brokers:
+    for broker in bed.cluster.brokers:
         broker.behave()
-    resender, spool = make(options, engine)
-    resender.send(letters(["a"]))
+    _, spool = bed.send(letters(["a"]))
     assert spool.marks() == {"letter-0": [("in_flight", None)]}
     assert spool.resolved() == {"letter-0"}
 
@@ -575,18 +535,15 @@ def test_what_was_done_is_plain_json() -> None:
     assert json.loads(json.dumps(done.as_dict()))["codes"] == {"EMPTY_BODY": 2}
 
 
-def test_what_was_settled_since_the_plan_is_left_out(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-) -> None:
-    resender, spool = make(options, engine, settled={"letter-1", "letter-7"})
-    resender.send(letters(["a", "a", "b"]))
+def test_what_was_settled_since_the_plan_is_left_out(bed: Bed) -> None:
+    resender, spool = bed.send(letters(["a", "a", "b"]), settled={"letter-1", "letter-7"})
     assert (resender.total.resent, resender.total.left_out) == (2, 1)
     assert spool.resolved() == {"letter-0", "letter-2"}
-    assert len(cluster.messages(TOPIC)) == 2
+    assert len(bed.cluster.messages(TOPIC)) == 2
 
 
 def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
-    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resend, "CHUNK", 2)
     looks = iter([None, LedgerError("taken over")])
@@ -595,10 +552,10 @@ def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
         if error := next(looks):
             raise error
 
-    resender, spool = make(options, engine, check=check)
+    resender, spool = make(bed.options, bed.engine, check=check)
     with pytest.raises(LedgerError, match="taken over"):
         resender.send(letters(["a", "b", "c", "d"]))
-    assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 2
+    assert len(bed.cluster.messages(TOPIC)) == len(spool.resolved()) == 2
     assert set(spool.marks()) == {"letter-0", "letter-1"}
 
 
