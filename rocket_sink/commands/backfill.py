@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -28,6 +28,9 @@ from rocket_sink.options import SinkOptions
 if TYPE_CHECKING:
     from rocket_sink.spark.backfill.backfill import Backfill, Plan
     from rocket_sink.spark.backfill.resend import Resent
+
+_SAMPLE: Final = 5
+"""Number of dead letters that --dry-run shows."""
 
 
 @click.command(
@@ -83,12 +86,6 @@ if TYPE_CHECKING:
 )
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of their own.")
 @click.option("--dry-run", is_flag=True, help="Count, show a sample, send nothing.")
-@click.option(
-    "--sample",
-    type=click.IntRange(0),
-    default=5,
-    help="Dead letters that --dry-run shows.",
-)
 @spark_options
 @json_option
 def backfill(
@@ -96,7 +93,7 @@ def backfill(
     source_option: dict[str, str], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
     max_tries: int, again: bool, move_keys: bool, no_wait: bool,
-    to_topic: str | None, dry_run: bool, sample: int, as_json: bool, **spark: Any,
+    to_topic: str | None, dry_run: bool, as_json: bool, **spark: Any,
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
 
@@ -153,7 +150,7 @@ def backfill(
         )  # fmt: skip
         if dry_run:
             with step(f"reading the {work.noun}", quiet=as_json):
-                plan = work.plan(sample=sample)
+                plan = work.plan(sample=_SAMPLE)
             waiting = work.waiting() if plan.selected and options.name_server else None
             _print_plan(plan, waiting, work.noun, as_json=as_json)
             return 0

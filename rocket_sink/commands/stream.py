@@ -69,7 +69,6 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     "there and end. Default: as soon as rows come.",
 )
 @click.option("--batch", is_flag=True, help="Read the source once, as a batch.")
-@click.option("--query-name", help="Name of the query in Spark's UI.")
 @click.option(
     "--stop-timeout",
     type=click.FloatRange(0),
@@ -90,7 +89,6 @@ def stream(
     checkpoint: str | None,
     trigger: str | None,
     batch: bool,
-    query_name: str | None,
     stop_timeout: float,
     as_json: bool,
     **spark: Any,
@@ -119,7 +117,7 @@ def stream(
         else:
             report = run_stream(
                 session, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
-                query_name=query_name, stop_timeout_s=stop_timeout,
+                stop_timeout_s=stop_timeout,
             )  # fmt: skip
         finish(session, report, sink)
         if as_json:

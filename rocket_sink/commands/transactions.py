@@ -95,11 +95,10 @@ def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **
 )
 @sink_options("nameServer", "ledger")
 @click.option("--query", metavar="ID", help="Only transactions of this query.")
-@click.option("--epoch", type=click.IntRange(0), metavar="N", help="Only this epoch.")
 @click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
 @spark_options
 @json_option
-def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, **spark: Any) -> int:
+def settle(query: str | None, dry_run: bool, as_json: bool, **spark: Any) -> int:
     """Commit the half messages of open transactions, in order.
 
     It first asks the brokers which messages are visible already, so it may be run twice, and beside
@@ -110,7 +109,7 @@ def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, *
         from rocket_sink.spark.transactions import TransactionCommitter
 
         committer = TransactionCommitter(session, options, ordered=True)
-        rows = [row for row in committer.open_epochs(query) if epoch in (None, row.epoch)]
+        rows = committer.open_epochs(query)
         if dry_run:
             _print_plan(rows, as_json=as_json)
             return 0

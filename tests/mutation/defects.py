@@ -650,7 +650,7 @@ PRODUCER = (
         "rocket_sink/commands/check.py",
         "> _DISK_FULL:\n",
         "> 1.0:\n",
-        ("tests/commands/test_check_disk.py",),
+        ("tests/commands/test_check.py",),
         "`rocket-sink check` says ready for a broker that refuses every message",
     ),
     Defect(
@@ -1824,7 +1824,7 @@ ROWS: tuple[Defect, ...] = (
         "rocket_sink/producer/admin/admin.py",
         "answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:",
         "answer.code == ResponseCode.SYSTEM_ERROR:",
-        ("tests/commands/test_check_proxy.py",),
+        ("tests/commands/test_check.py",),
         "a transactional query behind a proxy sends half messages that nobody can end",
     ),
     Defect(

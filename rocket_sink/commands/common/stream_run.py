@@ -167,7 +167,6 @@ def run_stream(
     *,
     checkpoint: str,
     trigger: str | None,
-    query_name: str | None,
     stop_timeout_s: float,
 ) -> Report:
     """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; show its progress."""
@@ -176,8 +175,6 @@ def run_stream(
     figures = _figures(sink_options)
     writer = stream_writer(spark, frame, sink_options, lane)
     writer = writer.option("checkpointLocation", checkpoint)
-    if query_name:
-        writer = writer.queryName(query_name)
     if trigger == "available-now":
         writer = writer.trigger(availableNow=True)
     elif trigger:
