@@ -3356,9 +3356,7 @@ TESTING: tuple[Defect, ...] = (
         "rocket_sink/testing/broker.py",
         "        if behaviour and request.code in _WRITES and not behaviour.keeps_message:\n",
         "        if behaviour and request.code in _WRITES and not behaviour.stores:\n",
-        (
-            "tests/testing/test_fake_cluster.py::test_refusals_store_nothing_and_degraded_answers_do",
-        ),
+        ("tests/testing/test_proxy.py::test_behaviours",),
         "a user's test looks in vain for a message that a real broker would have stored",
     ),
 )

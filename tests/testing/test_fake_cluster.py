@@ -10,17 +10,11 @@ import pytest
 from rocket_sink.message import MessageQueue
 from rocket_sink.testing import (
     Answer,
-    CloseConnection,
     CutAnswer,
     Delay,
     Drip,
-    Drop,
     FakeCluster,
     FaultProxy,
-    Garbage,
-    IncompleteAnswer,
-    Twice,
-    WrongOpaque,
 )
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
@@ -118,19 +112,6 @@ def test_legacy_name_servers_write_bare_keys() -> None:
         assert decode_route(answer.body).brokers[0].master == cluster.brokers[0].address
 
 
-def test_refusals_store_nothing_and_degraded_answers_do(
-    cluster: FakeCluster, client: Client
-) -> None:
-    broker = cluster.brokers[0]
-    broker.on_send(Answer(2, "busy"))
-    broker.on_send(Answer(10, "flush"))
-    assert client.ask(send()).code == 2  # type: ignore[union-attr]
-    assert cluster.messages("t") == []
-    assert client.ask(send()).code == 10  # type: ignore[union-attr]
-    assert client.ask(send()).code == 0  # type: ignore[union-attr]
-    assert len(cluster.messages("t")) == 2
-
-
 def test_queue_and_permission_checks(cluster: FakeCluster, client: Client) -> None:
     cluster.create_topic("narrow", queues=2)
     cluster.create_topic("closed", perm=4)
@@ -138,41 +119,11 @@ def test_queue_and_permission_checks(cluster: FakeCluster, client: Client) -> No
     assert client.ask(send("closed")).code == 16  # type: ignore[union-attr]
 
 
-def test_an_answer_that_never_comes_is_still_stored(cluster: FakeCluster, client: Client) -> None:
-    cluster.brokers[0].on_send(Drop())
-    client.socket.sendall(encode_frame(send()))
-    assert client.read(0.2) is None
-    assert len(cluster.messages("t")) == 1
-
-
-def test_a_request_that_is_dropped_unstored(cluster: FakeCluster, client: Client) -> None:
-    cluster.brokers[0].on_send(CloseConnection(stores=False))
-    client.socket.sendall(encode_frame(send()))
-    with pytest.raises(ConnectionResetError):
-        client.read()
-    assert cluster.messages("t") == []
-
-
 @pytest.mark.parametrize("at_byte", [0, 1, 8, 30])
 def test_answers_cut_at_a_byte(cluster: FakeCluster, client: Client, at_byte: int) -> None:
     cluster.brokers[0].on_send(CutAnswer(at_byte))
     assert client.ask(send()) is None
     assert len(client.received) == at_byte
-
-
-def test_twice_wrong_opaque_garbage_and_incomplete(cluster: FakeCluster, client: Client) -> None:
-    broker = cluster.brokers[0]
-    broker.on_send(Twice())
-    first = client.ask(send())
-    again = client.read()
-    assert first is not None and again is not None and first.opaque == again.opaque
-    broker.on_send(WrongOpaque())
-    assert client.ask(send()).opaque != 0  # type: ignore[union-attr]
-    broker.on_send(IncompleteAnswer())
-    assert client.ask(send()).ext in ({}, None)  # type: ignore[union-attr]
-    broker.on_send(Garbage(b"\xff" * 16))
-    client.socket.sendall(encode_frame(send()))
-    assert client.socket.recv(16) == b"\xff" * 16
 
 
 def test_late_and_dripping_answers_do_not_hold_up_others(

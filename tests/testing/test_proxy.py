@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,12 @@ def proxy(cluster: FakeCluster) -> Iterator[FaultProxy]:
         yield one
 
 
+@pytest.fixture(params=["proxy", "broker"])
+def server(request: pytest.FixtureRequest, cluster: FakeCluster, proxy: FaultProxy) -> Any:
+    """Return what misbehaves: a proxy, or the scripted broker itself."""
+    return proxy if request.param == "proxy" else cluster.brokers[0]
+
+
 def stored_by(cluster: FakeCluster, client: Client, frame: Frame) -> tuple[Frame | None, int]:
     before = len(cluster.messages("t"))
     answer = client.ask(frame)
@@ -72,12 +79,12 @@ def stored_by(cluster: FakeCluster, client: Client, frame: Frame) -> tuple[Frame
     ids=repr,
 )
 def test_behaviours(
-    cluster: FakeCluster, proxy: FaultProxy, behaviour: Behaviour, code: int | None, stored: int
+    cluster: FakeCluster, server: Any, behaviour: Behaviour, code: int | None, stored: int
 ) -> None:
-    client = Client(proxy.address)
+    client = Client(server.address)
     # The connection was opened before any bytes were sent.
     assert stored_by(cluster, client, send())[1] == 1
-    proxy.on_send(behaviour)
+    server.on_send(behaviour)
     before = len(cluster.messages("t"))
     client.socket.sendall(encode_frame(send()))
     try:
@@ -87,20 +94,23 @@ def test_behaviours(
         answer = None
     assert (answer.code if answer else None) == code
     if code is None:
-        client = Client(proxy.address)
+        client = Client(server.address)
     elif isinstance(behaviour, Twice):
-        assert client.read(10) is not None
+        again = client.read(10)
+        assert answer is not None and again is not None and again.opaque == answer.opaque
+    elif isinstance(behaviour, IncompleteAnswer):
+        assert answer is not None and not answer.ext
     # The next message is treated well, and the broker stored the first one before.
     assert client.ask(send()).code == 0  # type: ignore[union-attr]
     assert len(cluster.messages("t")) - before == stored + 1
 
 
-def test_garbage_and_foreign_answers(proxy: FaultProxy) -> None:
-    client = Client(proxy.address)
-    proxy.on_send(WrongOpaque())
+def test_garbage_and_foreign_answers(server: Any) -> None:
+    client = Client(server.address)
+    server.on_send(WrongOpaque())
     request = send()
     assert client.ask(request).opaque != request.opaque  # type: ignore[union-attr]
-    proxy.on_send(Garbage(b"HTTP/1.1"))
+    server.on_send(Garbage(b"HTTP/1.1"))
     client.socket.sendall(encode_frame(send()))
     assert client.socket.recv(100) == b"HTTP/1.1"
 
