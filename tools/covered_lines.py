@@ -1,9 +1,10 @@
 """A plugin of pytest that notes which lines each test runs, or runs noted tests only.
 
-`python -m tools.mutants` gives its orders in the environment: `MUTANTS_MAP` is a folder that gets a
-data file of `coverage` per file of tests, with one context per test, and beside it a JSON file with
-the tests that passed and the digests of the files that were read. `MUTANTS_TESTS` is a file with
-the tests to run, one a line, in that order."""
+`python -m tools.mutants` gives its orders in the environment. `MUTANTS_MAP` is a data file of
+`coverage` for one file of tests. It gets one context per test, and an empty one for what runs at
+imports and while tests are collected. A JSON file beside it gets the seconds of tests that passed,
+and the digests of the files that were read. `MUTANTS_TESTS` is a file with the tests to run, one a
+line, in that order."""
 
 from __future__ import annotations
 
@@ -15,20 +16,26 @@ from pathlib import Path
 
 import coverage
 import pytest
+from hypothesis import Phase, settings
 
-_TESTS: dict[str, dict[str, float]] = {}
-"""{file of tests: {test that passed: its seconds}}."""
-_CURRENT: dict[str, coverage.Coverage] = {}
-"""The measurement of the present file of tests."""
+_SECONDS: dict[str, float] = {}
+_MAP = os.environ.get("MUTANTS_MAP", "")
+_MEASURED = coverage.Coverage(data_file=_MAP or None, config_file=False, source=["rocket_sink"])
+if _MAP:
+    _MEASURED.set_option("run:relative_files", True)
+    _MEASURED.erase()
+    _MEASURED.start()
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def data_file(folder: Path, tests: str) -> Path:
-    """Return where the lines of a file of tests are noted."""
-    return folder / f"{tests.replace('/', '~')}.sqlite"
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Let no failed test of hypothesis look for a smaller example, which takes minutes."""
+    settings.register_profile("mutants", settings.default, phases=(Phase.explicit, Phase.generate))
+    settings.load_profile("mutants")
 
 
 @pytest.hookimpl(trylast=True)
@@ -42,38 +49,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if folder := os.environ.get("MUTANTS_MAP"):
-        tests = item.nodeid.partition("::")[0]
-        if tests not in _CURRENT:
-            _end(Path(folder))
-            measured = coverage.Coverage(
-                data_file=str(data_file(Path(folder), tests)), config_file=False,
-                source=["rocket_sink"],
-            )  # fmt: skip
-            measured.set_option("run:relative_files", True)
-            measured.erase()
-            measured.start()
-            _CURRENT[tests] = measured
-        _CURRENT[tests].switch_context(item.nodeid)
+    if _MAP:
+        _MEASURED.switch_context(item.nodeid)
     return (yield)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
-        tests = _TESTS.setdefault(report.nodeid.partition("::")[0], {})
-        tests[report.nodeid] = report.duration
+        _SECONDS[report.nodeid] = report.duration
 
 
 def pytest_sessionfinish() -> None:
-    if folder := os.environ.get("MUTANTS_MAP"):
-        _end(Path(folder))
-
-
-def _end(folder: Path) -> None:
-    for tests, measured in _CURRENT.items():
-        measured.stop()
-        measured.save()
-        files = [tests, *measured.get_data().measured_files()]
-        note = {"seconds": _TESTS.get(tests, {}), "digests": {f: digest(Path(f)) for f in files}}
-        data_file(folder, tests).with_suffix(".json").write_text(json.dumps(note))
-    _CURRENT.clear()
+    if _MAP:
+        _MEASURED.stop()
+        _MEASURED.save()
+        tests = {name.partition("::")[0] for name in _SECONDS}
+        files = {*tests, *_MEASURED.get_data().measured_files()}
+        note = {"seconds": _SECONDS, "digests": {file: digest(Path(file)) for file in files}}
+        Path(_MAP).with_suffix(".json").write_text(json.dumps(note))

@@ -28,12 +28,10 @@ class Place(NamedTuple):
     Attributes:
         line: the first line of the node.
         statement_line: the first line of its statement.
-        in_function: whether the statement is in a function; otherwise it runs at the import.
     """
 
     line: int
     statement_line: int
-    in_function: bool
     operator: str
     node: cst.CSTNode
     others: Sequence[cst.CSTNode]
@@ -49,10 +47,10 @@ class Source:
         positions = wrapper.resolve(PositionProvider)
         self.places = [
             Place(
-                positions[node].start.line, positions[statement].start.line, in_function,
-                operator.__name__, node, others,
+                positions[node].start.line, positions[statement].start.line, operator.__name__,
+                node, others,
             )
-            for node, statement, in_function in _nodes(self._module, self._module, False)
+            for node, statement in _nodes(self._module, self._module)
             for kind, operator in OPERATORS
             if isinstance(node, kind) and (others := [*operator(node)])
         ]  # fmt: skip
@@ -70,20 +68,17 @@ def difference(path: str, before: str, after: str) -> list[str]:
     return [line for line in lines if not line.startswith(("---", "+++"))]
 
 
-def _nodes(
-    node: cst.CSTNode, statement: cst.CSTNode, in_function: bool
-) -> Iterator[tuple[cst.CSTNode, cst.CSTNode, bool]]:
-    """Yield (node, its statement, whether that is in a function) of what may be changed."""
+def _nodes(node: cst.CSTNode, statement: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    """Yield (node, its statement) of what may be changed."""
     if isinstance(node, cst.Annotation | cst.Assert | cst.Decorator | cst.ImportFrom):
         return
-    if isinstance(node, cst.If) and "TYPE_CHECKING" in {getattr(node.test, "value", "")}:
+    if isinstance(node, cst.If) and getattr(node.test, "value", "") == "TYPE_CHECKING":
         return
     if isinstance(node, cst.BaseStatement | cst.SimpleStatementLine | cst.ExceptHandler):
         statement = node
-    yield node, statement, in_function
+    yield node, statement
     for child in node.children:
-        is_body = isinstance(node, cst.FunctionDef) and child is node.body
-        yield from _nodes(child, statement, in_function or is_body)
+        yield from _nodes(child, statement)
 
 
 def deleted_statement(node: cst.SimpleStatementLine) -> Iterator[cst.CSTNode]:

@@ -37,14 +37,14 @@ import pytest
 from coverage import CoverageData
 
 from rocket_sink.commands.common.output import Bar, line
-from tools.covered_lines import data_file, digest
+from tools.covered_lines import digest
 from tools.mutant_places import Place, Source, difference
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 MAP: Final = Path.home() / ".cache" / "rocket-sink" / "mutants"
 EQUIVALENT: Final = ROOT / "tools" / "equivalent_mutants.txt"
 FEWEST: Final = 0.85
-BUDGET_S: Final = 60.0
+BUDGET_S: Final = 30.0
 """Seconds of tests per mistake, by their duration without one."""
 _LARGE: Final = (
     "pyarrow.compute", "pyarrow.parquet", "pyspark.sql", "hypothesis", "deltalake", "duckdb",
@@ -179,11 +179,11 @@ class Suite:
         with Bar("map of lines", len(stale)) as bar:
             for number, test in enumerate(stale):
                 bar.advance_to(number, test)
-                note = data_file(self._map, test).with_suffix(".json")
-                note.unlink(missing_ok=True)
-                code, output = self._run(["-m", self._marks, test], 1800, MUTANTS_MAP=self._map)
-                if code is not None and not note.exists():  # All its tests need Java.
-                    note.write_text(json.dumps({"digests": {test: digests[test]}}))
+                lines = self._lines(test)
+                code, output = self._run(["-m", self._marks, test], 1800, MUTANTS_MAP=lines)
+                if code == pytest.ExitCode.NO_TESTS_COLLECTED:  # All its tests need Java.
+                    note = {"digests": {test: digests[test]}}
+                    lines.with_suffix(".json").write_text(json.dumps(note))
                 for failed in re.findall(r"^FAILED .*", output, re.MULTILINE):
                     bar.say(f"fails without a mistake, so it is not asked: {failed}")
             bar.advance_to(len(stale))
@@ -199,42 +199,43 @@ class Suite:
         _write(path, mutant.text)
         try:
             files = dict.fromkeys(name.partition("::")[0] for name in chosen)
-            limit_s = 60 + 10 * seconds
-            code, _ = self._run(["-x", *files], limit_s, MUTANTS_TESTS=listed)
+            code, _ = self._run(["-x", *files], 60 + 3 * seconds, MUTANTS_TESTS=listed)
         finally:
             _write(path, before)
         reasons = {0: "pass", pytest.ExitCode.NO_TESTS_COLLECTED: "are not there"}
         return f"{len(chosen)} tests {reasons[code]}" if code in reasons else None
 
     def _tests_of(self, mutant: Mutant, tests: Sequence[str]) -> tuple[list[str], float]:
-        """Return the tests that run the changed line, or the module if the line runs at its import;
-        and their seconds."""
-        place = mutant.place
-        near = f"tests/{_room(mutant.path)}/"
-        by_file: list[tuple[bool, float, dict[str, float]]] = []
+        """Return the tests that run the changed line, and their seconds. If it runs at an import,
+        all tests of files that import it; first those that name its module."""
+        place, near = mutant.place, f"tests/{_room(mutant.path)}/"
+        module = mutant.path.removesuffix(".py").replace("/", ".")
+        by_file: list[tuple[tuple[bool, bool, float], dict[str, float]]] = []
         for test in tests:
-            seconds = self._note(test).get("seconds", {})
-            if not seconds:
+            own = self._note(test).get("seconds", {})
+            if not own:
                 continue
-            data = CoverageData(str(data_file(self._map, test)))
+            data = CoverageData(str(self._lines(test)))
             data.read()
             contexts = data.contexts_by_lineno(mutant.path)
-            if place.in_function:
-                # Python reports no event for some lines of a statement.
-                names = contexts.get(place.line) or contexts.get(place.statement_line, [])
-            else:
-                names = [name for of_line in contexts.values() for name in of_line]
-            own = {name: cost for name, cost in seconds.items() if name in {*names}}
-            by_file.append((not test.startswith(near), sum(own.values()), own))
+            # Python reports no event for some lines of a statement.
+            names = contexts.get(place.line) or contexts.get(place.statement_line, [])
+            if "" not in names:
+                own = {name: cost for name, cost in own.items() if name in names}
+            is_far = module not in (ROOT / test).read_text()
+            by_file.append(((is_far, not test.startswith(near), sum(own.values())), own))
         chosen: dict[str, float] = {}
-        for *_, own in sorted(by_file, key=lambda file: file[:2]):
+        for _, own in sorted(by_file, key=lambda file: file[0]):
             for name, cost in own.items():
                 if sum(chosen.values()) + cost <= BUDGET_S or not chosen:
                     chosen[name] = cost
         return list(chosen), sum(chosen.values())
 
+    def _lines(self, test: str) -> Path:
+        return self._map / f"{test.replace('/', '~')}.sqlite"
+
     def _note(self, test: str) -> dict[str, dict[str, Any]]:
-        path = data_file(self._map, test).with_suffix(".json")
+        path = self._lines(test).with_suffix(".json")
         note: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
         return note
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import pytest
 
 from rocket_sink.wire.codes import (
     CURRENT_VERSION,
+    LanguageCode,
     RequestCode,
+    ResponseCode,
     mq_version,
     version_name,
 )
@@ -30,6 +34,23 @@ def test_a_newer_client_gets_go_away():
     """Brokers send GO_AWAY to clients newer than 5.3.1 only; others just lose the connection."""
     assert mq_version(5, 3, 1) < CURRENT_VERSION
     assert mq_version(5, 3, 3) == CURRENT_VERSION
+
+
+@pytest.mark.parametrize(
+    ("codes", "numbers"),
+    [
+        (
+            RequestCode,
+            "11 12 17 28 29 30 31 33 34 35 36 37 39 103 105 106 206 220 310 320 325 326 351 370",
+        ),
+        (ResponseCode, "0 1 2 3 10 11 12 13 14 16 17 19 20 21 22 29 215 604 1500"),
+        (LanguageCode, "0 1 2 3 4 5 6 7 8 9 10 11 12 13"),
+    ],
+)  # fmt: skip
+def test_the_numbers_are_those_of_java(codes: type[IntEnum], numbers: str):
+    """In the order of Java's classes RequestCode and ResponseCode."""
+    assert " ".join(str(int(code)) for code in codes) == numbers
+    assert len(codes) == len(codes.__members__)
 
 
 def test_no_command_that_changes_a_servers_configuration():
