@@ -69,7 +69,7 @@ class BackfillClaim:
             notes = NoteStore(self._place, _NAME)
             with failing(f"cannot write {notes.where(_TOKEN)}", notes.where(_TOKEN)):
                 notes.write(_TOKEN, self.token)
-        except LedgerError:
+        except BaseException:  # After Ctrl-C a notebook goes on, and may begin a backfill again.
             self._lock.release()
             raise
 
