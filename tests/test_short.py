@@ -100,4 +100,4 @@ def test_the_short_form_sees_defects_in_every_room() -> None:
     for name in {**seen, **unseen}:
         short, long = seen.get(name, ()), unseen.get(name, ())
         assert len(short) >= min(FEWEST, len(short) + len(long) - 1), (name, long)
-    assert sum(map(len, seen.values())) >= 0.9 * len(DEFECTS), unseen
+    assert sum(map(len, seen.values())) >= 0.85 * len(DEFECTS), unseen
