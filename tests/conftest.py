@@ -1,5 +1,5 @@
 """Shared set-up: JVMs tuned for small plans (`tests.jvms`), hypothesis without time limits, one
-real cluster, slow files first.
+real cluster, slow files first, everything else in a drawn order and in another zone than UTC.
 
 The optimising compiler and whole-stage code generation pay off over millions of rows. Over the few
 rows of a test they take most of its CPU time (the ledger's views: twice as much with them). Plans
@@ -10,11 +10,15 @@ of CPU with them, 81 s without).
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
+import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -35,6 +39,18 @@ settings.load_profile("untimed")
 # would compile PySpark anew: 2.7 seconds of CPU instead of 0.9.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# UTC hides a local time that is taken for UTC. `.ci/long` runs in a third zone.
+os.environ.setdefault("TZ", "Asia/Shanghai")
+time.tzset()
+# A machine may not have the locale of its environment.
+with contextlib.suppress(locale.Error):
+    locale.setlocale(locale.LC_ALL, "")
+
+_SEED = os.environ.get("PYTHONHASHSEED", "random")
+if _SEED == "random":
+    # Workers of xdist, and all processes that tests start, take the seed for their hashes.
+    _SEED = os.environ["PYTHONHASHSEED"] = str(secrets.randbelow(2**32))
 
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_args())
 _STATE = tempfile.TemporaryDirectory(prefix="rocket-sink-state-")
@@ -58,6 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_whole and not option.long:
         asked = f"({option.markexpr}) and " if option.markexpr else ""
         option.markexpr = f"{asked}(not long or slow)"
+
+
+def pytest_report_header() -> str:
+    return (
+        f"order drawn by PYTHONHASHSEED={_SEED} (set it to repeat it), TZ={os.environ['TZ']}, "
+        f"locale {locale.setlocale(locale.LC_ALL)}"
+    )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -109,7 +132,8 @@ _NEEDS = ("cluster", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first, then the others that need a cluster, Spark, or neither.
+    """Run the slowest files first, then the others that need a cluster, Spark, or neither: each of
+    these parts in a drawn order. Draw the order of tests in files without Java, too.
 
     A worker freezes its cluster once no more tests need it.
     """
@@ -118,7 +142,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         need = min((n for n, name in enumerate(_NEEDS) if item.get_closest_marker(name)), default=9)
         needs[item.path] = min(need, needs.get(item.path, need))
-    items.sort(key=lambda item: (order.get(item.path, len(order)), needs[item.path]))
+    draw = Random(_SEED)
+    files = {path: draw.random() for path in sorted(needs)}
+    drawn = sorted(
+        ((item, draw.random() if needs[item.path] == 9 else 0.0) for item in items),
+        key=lambda pair: pair[1],
+    )
+    drawn.sort(key=lambda pair: (order.get(pair[0].path, len(order)), needs[pair[0].path],
+                                 files[pair[0].path]))  # fmt: skip
+    items[:] = [item for item, _ in drawn]
 
 
 _LOCAL: list[LocalCluster] = []
