@@ -1,9 +1,9 @@
 """The places at which a small mistake can be planted in a Python source, and the changed sources.
 
-The mistakes are those that `mutmut` knows of numbers, `True` and `False`, comparisons, `and` and
-`or`, `not`, keywords and methods of text, and these: two arguments of one form change places; an
-argument with a name, a side of `and` or `or`, an element of a tuple, a factor of a unit (1000, 60,
-1024) or a statement is gone; an `if` never holds; `except` takes every error.
+The mistakes are those that `mutmut` knows of `True` and `False`, comparisons, `and` and `or`,
+`not`, keywords and methods of text, and these: another number; two arguments of one form change
+places; an argument with a name, a side of `and` or `or`, an element of a tuple, a factor of a unit
+(1000, 60, 1024) or a statement is gone; an `if` never holds; `except` takes every error.
 
 Texts stay as they are, because tests compare the parts of a text that matter. Assertions,
 annotations and decorators stay as well: nothing depends on them."""
@@ -72,6 +72,8 @@ def _nodes(node: cst.CSTNode, statement: cst.CSTNode) -> Iterator[tuple[cst.CSTN
     """Yield (node, its statement) of what may be changed."""
     if isinstance(node, cst.Annotation | cst.Assert | cst.Decorator | cst.ImportFrom):
         return
+    if isinstance(node, cst.Arg) and getattr(node.keyword, "value", "") == "strict":
+        return  # `zip(..., strict=True)` is an assertion.
     if isinstance(node, cst.If) and getattr(node.test, "value", "") == "TYPE_CHECKING":
         return
     if isinstance(node, cst.BaseStatement | cst.SimpleStatementLine | cst.ExceptHandler):
@@ -122,6 +124,12 @@ def ignored_condition(node: cst.If) -> Iterator[cst.CSTNode]:
     yield node.with_changes(test=cst.Name("False"))
 
 
+def other_number(node: cst.Integer | cst.Float) -> Iterator[cst.CSTNode]:
+    """Add 1 to a digit; give a larger number a zero more."""
+    value = node.evaluated_value
+    yield node.with_changes(value=repr(value + 1 if value < 10 else value * 10))
+
+
 def widened_exception(node: cst.ExceptHandler) -> Iterator[cst.CSTNode]:
     if node.type is not None and not (
         isinstance(node.type, cst.Name) and node.type.value.endswith("Exception")
@@ -138,14 +146,16 @@ def dropped_unit(node: cst.BinaryOperation) -> Iterator[cst.CSTNode]:
 
 _UNUSED: Final = frozenset((
     mutators.operator_string, mutators.operator_assignment, mutators.operator_lambda,
-    mutators.operator_dict_arguments, mutators.operator_arg_removal,
+    mutators.operator_dict_arguments, mutators.operator_arg_removal, mutators.operator_number,
 ))  # fmt: skip
-"""Operators whose mistakes every test of the line sees, and that of texts."""
+"""Operators whose mistakes every test of the line sees, that of texts, and that of numbers, which
+makes 30,001 of 30,000: nobody has to see that."""
 OPERATORS: Final[Sequence[tuple[Any, Operator]]] = [
     *(pair for pair in mutators.mutation_operators if pair[1] not in _UNUSED),
     (cst.SimpleStatementLine, deleted_statement),
     (cst.Call, swapped_arguments),
     (cst.Call, dropped_argument),
+    (cst.Integer | cst.Float, other_number),
     (cst.BooleanOperation, dropped_operand),
     (cst.Tuple | cst.List | cst.Set, dropped_element),
     (cst.If, ignored_condition),

@@ -258,7 +258,7 @@ def _hash_column(keys: pa.Array, block: Block) -> IntArray:
         keys = keys.cast(pa.large_binary())
     if keys.null_count:
         # A null's slot may have bytes, so replace it by an empty value.
-        keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
+        keys = keys.fill_null("")
     data, offsets = bytes_of(keys), offsets_of(keys).astype(np.int64)
     offsets -= offsets[0]
     hashes = np.empty(len(keys), np.int64)

@@ -1736,8 +1736,8 @@ TASK: tuple[Defect, ...] = (
     Defect(
         "killed-copies-are-silent",
         "rocket_sink/task/runner.py",
-        "        repeated |= self.options.allow_speculation\n",
-        "",
+        "bool(self.ctx.attempt_number) or self.options.allow_speculation\n",
+        "bool(self.ctx.attempt_number)\n",
         ("tests/task/test_killed_attempts.py",),
         "with speculation a foreachBatch query doubles messages, and its ledger doubts none",
     ),
@@ -2025,8 +2025,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "close-does-not-wait",
         "rocket_sink/spark/foreach_task.py",
-        "            self._flush()\n            self._run.finish()\n",
-        "            self._flush()\n            self._run.drive()\n",
+        "    run.finish()\n",
+        "    run.drive()\n",
         ("tests/spark/test_sink.py::TestForeach::test_all_rows_are_stored_when_close_returns",),
         "a foreach task succeeds before its rows are answered for",
     ),

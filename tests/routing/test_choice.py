@@ -91,6 +91,7 @@ class Route:
 def test_the_order_of_ranks():
     """Java 5.3: available, then reachable without the broker of the failed attempt, then the rest
     (MQFaultStrategy.selectOneMessageQueue); suspicion is ours."""
+    assert all(rank.bit_count() == 1 for rank in (FAR, SUSPECT, SLOW, BUSY, FAILING, SILENT, LAST))
     assert 0 < FAR < SUSPECT < SLOW < BUSY < FAILING < SILENT < LAST < UNREACHABLE
     assert UNREACHABLE > LAST | SILENT | FAILING | BUSY | SLOW | SUSPECT | FAR
 

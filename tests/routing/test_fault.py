@@ -19,6 +19,7 @@ from rocket_sink.routing.fault import (
     FaultItem,
     FaultProfile,
     FaultTable,
+    Isolation,
 )
 from tests.routing.fault_views import is_available, is_reachable
 
@@ -206,8 +207,8 @@ def test_a_frozen_detector_does_not_keep_a_broker_away():
 def test_a_topic_is_isolated_on_one_broker_only():
     faults = table()
     faults.isolate_topic("orders", "a", NOW, "NO_PERMISSION")
-    [event] = faults.events
-    assert (event.topic, event.broker_name, event.cause) == ("orders", "a", "NO_PERMISSION")
+    until_s = NOW + TOPIC_ISOLATION_MS / 1000
+    assert [*faults.events] == [Isolation("a", "NO_PERMISSION", 0.0, NOW, until_s, topic="orders")]
     assert not is_available(faults, "a", NOW, "orders")
     assert is_available(faults, "a", NOW)
     assert is_available(faults, "a", NOW, "others")

@@ -49,6 +49,18 @@ def test_order_topic_conf_keeps_its_own_order():
     assert info.queues_by_broker == {"b2": range(1), "b1": range(1, 3)}
 
 
+@pytest.mark.parametrize(
+    ("addresses", "proxy"),
+    [(["p:1", "p:1"], "p:1"), (["p:1", "q:1"], ""), (["p:1"], ""), (["n:1"], "n:1"), ([], "")],
+)
+def test_a_proxy_gives_all_brokers_its_own_address(addresses, proxy):
+    """A route with a single broker has one address, too, so that must be a name server's."""
+    names = [f"b{number}" for number in range(len(addresses))]
+    brokers = [BrokerData("c", name, {0: a}) for name, a in zip(names, addresses, strict=True)]
+    queues = [QueueData(name, 4, 4, 6) for name in names]
+    assert TopicPublishInfo.of("t", route(*queues, brokers=brokers)).proxy(["n:1"]) == proxy
+
+
 @pytest.mark.parametrize("conf", ["b1", "b1:x", ":4", "b1:-4", "b1:99999999999", "b1:2147483647"])
 def test_an_impossible_order_topic_conf_is_an_error_with_the_topic(conf):
     with pytest.raises(RemoteProtocolError, match="'t'"):
