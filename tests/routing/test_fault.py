@@ -122,7 +122,7 @@ def test_each_cause_has_its_own_end_and_the_worst_that_has_not_ended_is_the_rank
     good(faults, "a", 20_000)
     bad(faults, "a", NOW + 5, reachable=True, rank=BUSY)
     bad(faults, "a", NOW + 3, reachable=True)
-    ends = {4: FAILING, 12.9: FAILING, 13.1: BUSY, 14.9: BUSY, 15.1: SLOW, 29.9: SLOW, 30: 0}
+    ends = {4: FAILING, 12.9: FAILING, 13: BUSY, 14.9: BUSY, 15: SLOW, 29.9: SLOW, 30: 0}
     item = faults.store.get("a")
     assert {at: item.rank(NOW + at) for at in ends} == ends
 
