@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     return (
         f"order drawn by PYTHONHASHSEED={_SEED} (set it to repeat it), TZ={os.environ['TZ']}, "
-        f"locale {locale.setlocale(locale.LC_ALL)}"
+        f"locale {locale.setlocale(locale.LC_NUMERIC)}"
     )
 
 

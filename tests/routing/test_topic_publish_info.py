@@ -114,7 +114,8 @@ def test_c74_only_a_slave_is_left():
 
 
 def test_c74_wiped_write_permission():
-    info = TopicPublishInfo.of("t", route(QueueData("a", 8, 8, 4), QueueData("b", 8, 2, 6)))
+    wiped = (QueueData("a", 8, 8, 4), QueueData("c", 8, 0, 6), QueueData("d", 8, -1, 6))
+    info = TopicPublishInfo.of("t", route(*wiped, QueueData("b", 8, 2, 6)))
     assert pairs(info) == [("b", 0), ("b", 1)]
 
 
