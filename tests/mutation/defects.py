@@ -966,6 +966,17 @@ LEDGER: tuple[Defect, ...] = (
         "two drivers whose hosts do not share locks fold a file twice",
     ),
     Defect(
+        "commits-are-believed",
+        "rocket_sink/ledger/append/appender.py",
+        "        if handed is not None and added != handed:\n",
+        "        if False:\n",
+        (
+            "tests/ledger/test_fold.py::test_a_commit_with_other_rows_than_the_files_deletes_no_file",
+            "tests/ledger/test_fold.py::test_rows_that_sparks_delta_loses_stay_in_the_spool",
+        ),
+        "a fold deletes the files of rows that are not in the table",
+    ),
+    Defect(
         "empty-batches-go-to-spark",
         "rocket_sink/ledger/storage.py",
         "createDataFrame(rows.combine_chunks())",
@@ -988,6 +999,16 @@ LEDGER: tuple[Defect, ...] = (
         "        folder_part(query_id)\n",
         ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
         "each batch write leaves a note per task, on object stores one to pay for and to list",
+    ),
+    Defect(
+        "live-lease-taken-over",
+        "rocket_sink/ledger/lock.py",
+        "            if before is None or before[0] != text:\n",
+        "            if before is None:\n",
+        (
+            "tests/ledger/test_lease.py::test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer",
+        ),
+        "two folds or two backfills work on a ledger at once, and letters are sent twice",
     ),
     Defect(
         "lease-renewed-after-it-was-over",
@@ -1024,6 +1045,14 @@ LEDGER: tuple[Defect, ...] = (
         "has_claim = False",
         ("tests/stores/test_commits.py::test_a_note_that_was_removed_can_be_written_again",),
         "each batch write of an appId on a store is taken for one that never ended",
+    ),
+    Defect(
+        "damaged-log-is-left-to-spark",
+        "rocket_sink/ledger/append/delta_rs.py",
+        "            _refuse_damage(place, error)\n",
+        "            pass\n",
+        ("tests/ledger/test_damaged_log.py::test_the_files_to_delete_are_named",),
+        "sink.write sends everything and then fails in Java's words; who runs it again doubles all",
     ),
     Defect(
         "checkpoint-to-delete-without-a-trial",
@@ -1186,6 +1215,14 @@ LEDGER: tuple[Defect, ...] = (
         "files that a killed erasure left are never deleted",
     ),
     Defect(
+        "links-are-not-tried",
+        "rocket_sink/ledger/append/table.py",
+        "            check_links(place.root)\n        names",
+        "            pass\n        names",
+        ("tests/ledger/upkeep/test_links.py::test_the_first_start_is_refused",),
+        "on blobfuse a query sends everything and then fails to commit",
+    ),
+    Defect(
         "commits-do-not-try-links",
         "rocket_sink/ledger/append/table.py",
         "    if place.is_local:\n        check_commits(place)\n",
@@ -1326,6 +1363,16 @@ LEDGER: tuple[Defect, ...] = (
         "a backfill sends rows that the retried task has sent already",
     ),
     Defect(
+        "other-queries-overtake",
+        "rocket_sink/ledger/query/pending_keys.py",
+        "                if note.query == query and note.epoch >= ctx.epoch:\n",
+        "                if note.epoch >= ctx.epoch:\n",
+        (
+            "tests/task/test_pending_keys.py::test_other_queries_wait_and_the_own_epochs_next_attempt_does_not",
+        ),
+        "rows of another query overtake the pending letters of their key",
+    ),
+    Defect(
         "a-broker-of-the-scope-only",
         "rocket_sink/ledger/report/queries.py",
         "            FROM pending_letters WHERE sharding_key IS NOT NULL AND reason <> 'data'\n",
@@ -1433,6 +1480,14 @@ LEDGER: tuple[Defect, ...] = (
         "in range(newest, max(since, newest - 100), -1):",
         ("tests/stores/test_commits.py::test_a_fold_that_died_is_looked_for_in_all_later_commits",),
         "the rows of a fold that died are said to be safe, and folded once more",
+    ),
+    Defect(
+        "keys-of-unfolded-letters",
+        "rocket_sink/ledger/query/pending_keys.py",
+        "        is_past = not is_spooled and last_epochs",
+        "        is_past = last_epochs",
+        ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
+        "rows of a key overtake its dead letter, which a fold could not read",
     ),
     Defect(
         "lost-answer-doubles-rows",
@@ -2209,6 +2264,16 @@ SPARK: tuple[Defect, ...] = (
         "    if not place.uri:\n",
         ("tests/ledger/test_damaged_log.py::test_a_ledger_that_was_deleted_between_epochs",),
         "a ledger that was deleted between epochs is made anew without its partitions",
+    ),
+    Defect(
+        "spools-into-another-delta-table",
+        "rocket_sink/ledger/append/table.py",
+        "            _refuse_foreign(place)\n",
+        "            pass\n",
+        (
+            "tests/ledger/test_shared.py::test_another_delta_table_is_refused_before_a_file_is_written_there",
+        ),
+        "a query sends everything and puts its spool into a table of other data",
     ),
     Defect(
         "session-without-delta-is-a-damaged-table",
