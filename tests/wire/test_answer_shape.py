@@ -80,9 +80,16 @@ def answer(number: int, **changes: str) -> bytes:
     return encode_json_header(Frame(0, ext, opaque=number, flag=1, version=485))
 
 
-def test_the_second_answer_is_read_by_the_shape_of_the_first() -> None:
-    first, second, other = read_all([answer(1), answer(2), answer(3, TRACE_ON="false")])
-    assert [type(frame) for frame in (first, second, other)] == [Frame, SendAnswerFrame, Frame]
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"recallHandle": "h", "MSG_REGION": "r"}, {"transactionId": "7F", "MSG_REGION": "r"}],
+)
+def test_the_second_answer_is_read_by_the_shape_of_the_first(more: dict[str, str]) -> None:
+    headers = [answer(1, **more), answer(2, **more), answer(3, TRACE_ON="false", **more)]
+    frames = read_all(headers)
+    assert [type(frame) for frame in frames] == [Frame, SendAnswerFrame, Frame]
+    general = [decode_json_header(header) for header in headers]
+    assert [meaning(frame) for frame in frames] == [meaning(frame) for frame in general]
 
 
 def test_a_stream_that_changes_its_ways_is_not_learned_for_ever() -> None:
