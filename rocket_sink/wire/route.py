@@ -17,7 +17,6 @@ from rocket_sink.wire.headers import (
     INT32_MAX,
     INT32_MIN,
     INT64_MAX,
-    INT64_MIN,
     Limits,
     dump_json,
     load_json,
@@ -156,13 +155,12 @@ def _broker_data(item: Any) -> BrokerData:
 
 def _mapping(name: str, item: Any) -> QueueMapping:
     queue_ids = _optional(item, "currIdMap", dict) or {}
-    epoch = _optional(item, "epoch", int) or 0
-    if len(queue_ids) > Limits.ROUTE_QUEUES or not INT64_MIN <= epoch <= INT64_MAX:
+    if len(queue_ids) > Limits.ROUTE_QUEUES:
         raise RemoteProtocolError(f"the static topic mapping of {clean(name, 60)} is too large")
     return QueueMapping(
         checked_name("bname", _optional(item, "bname", str) or name),
         _count(item, "totalQueues"),
-        epoch,
+        _optional(item, "epoch", int) or 0,
         checked_name("scope", _optional(item, "scope", str) or "__global__"),
         {_key(logic): _int32({"": physical}, "") for logic, physical in queue_ids.items()},
     )

@@ -12,6 +12,7 @@ from rocket_sink.wire.properties import (
     ENCODED_LIMIT,
     decode_properties,
     encode_properties,
+    least_version,
     properties_of,
 )
 
@@ -19,6 +20,19 @@ from rocket_sink.wire.properties import (
 def wire(text: str) -> str:
     """Write `|` for the byte between name and value, and `;` for the byte after a pair."""
     return text.replace("|", "\x01").replace(";", "\x02")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("", 0),
+        ("k|v;", 0),
+        ("TIMER_DELAY_MS|1;k|v;", 413),
+        ("TIMER_DELAY_MS|1;__LITE_TOPIC|a;", 513),
+    ],
+)
+def test_the_newest_property_decides_on_the_oldest_broker(text: str, version: int):
+    assert least_version(wire(text)) == version
 
 
 @pytest.mark.parametrize(

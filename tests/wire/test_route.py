@@ -128,7 +128,12 @@ def body(**fields: object) -> bytes:
         pytest.param(body(readQueueNums=None), "readQueueNums", id="missing"),
         pytest.param(body(brokerName=""), "no brokerName", id="nameless"),
         pytest.param(body(brokerName=5), "brokerName", id="number as a name"),
-        pytest.param(body(perm=2**40), "perm", id="permission of 41 bits"),
+        pytest.param(body(perm=2**31), "perm", id="permission of 32 bits"),
+        pytest.param(
+            b'{"topicQueueMappingByBroker":{"b":{"epoch":9223372036854775808}}}',
+            "64 bits",
+            id="epoch of 64 bits",
+        ),
         pytest.param(b'{"queueDatas":[1]}', "no JSON object", id="number as queue data"),
         pytest.param(b'{"queueDatas":{}}', "queueDatas", id="object as a list"),
         pytest.param(
