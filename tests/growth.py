@@ -45,7 +45,8 @@ TASKS: Final = 8
 REQUESTS: Final = 12
 """Of a task; a ledger of 3,000 epochs has the 290,000 send rows of a trial of eight hours."""
 EPOCH_S: Final = 10
-KEPT_EPOCHS: Final = 6 * 360
+KEPT_EPOCHS: Final = 2 * 8640
+"""Epochs of two days, for which a ledger keeps commits and replaced files."""
 REAL_FOLDS: Final = 10
 SPARK: Any = SimpleNamespace(
     _jsparkSession=1, sparkContext=SimpleNamespace(master="local[2]", applicationId="growth")
@@ -84,14 +85,24 @@ def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
     return [sends(ctx, REQUESTS), accounts(ctx, acked=7 * REQUESTS)]
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"interval {int(seconds * 1000)} milliseconds"
+
+
 class Growth:
     """A ledger that grows by an epoch at a time."""
 
-    def __init__(self, folder: str, kept_s: float, together: int = 1) -> None:
+    def __init__(
+        self, folder: str, kept_s: float, together: int = 1, named_s: float | None = None
+    ) -> None:
+        """Make the ledger; `named_s`: time for which checkpoints name replaced files."""
+        named_s = kept_s / 8 if named_s is None else named_s
         self.place: LedgerPath = resolve_path(folder)
-        kept = f"interval {int(kept_s * 1000)} milliseconds"
-        kept_for = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
-        properties = {**PROPERTIES, **dict.fromkeys(kept_for, kept)}
+        properties = {
+            **PROPERTIES,
+            "delta.logRetentionDuration": _milliseconds(kept_s),
+            "delta.deletedFileRetentionDuration": _milliseconds(named_s),
+        }
         properties[VERSION_PROPERTY] = str(SCHEMA_VERSION)
         assert create_table(self.place, LEDGER_SCHEMA, properties)
         batches = [batch for task in range(TASKS) for batch in rows_of_task(0, task)]

@@ -166,7 +166,7 @@ def expire(
 
     Without --older-than only bodies go. Rows that are still needed stay whatever their age: pending
     dead letters, open transactions, resolutions of dead letters that stay, and the last two epochs
-    of each query. The command also deletes files that were replaced at least six hours ago.
+    of each query. The command also deletes files that were replaced at least two days ago.
     """
     if kinds and older_than is None:
         raise click.UsageError("which age? give --older-than, as in --older-than 30d")
@@ -190,7 +190,7 @@ def expire(
     else:
         note(
             f"{files} gone or written anew. A running query or the next `rocket-sink ledger "
-            "expire` deletes the old ones, after six hours at least"
+            "expire` deletes the old ones, after two days at least"
         )
 
 

@@ -33,7 +33,7 @@ _FLAT = """
 Memory, threads and files, sampled every {every:g} s; **first** and **last** are means of the first
 and last fifth. Growth is the rise over the run of a line through the lives of a kind's processes,
 their first three minutes left out; it may be 15 % of the mean, or a floor. The table's own files
-may grow: the ledger keeps all rows, and keeps files that were merged for six hours.
+may grow: the ledger keeps all rows, and keeps files that were merged for two days.
 
 """
 

@@ -42,7 +42,7 @@ class FollowerState(NamedTuple):
 
 class LedgerFollower:
     """Reads the rows of the files that new commits add. The reader skips files that OPTIMIZE wrote,
-    because such files have no new rows. Delta keeps a commit's log file for six hours. After a
+    because such files have no new rows. Delta keeps a commit's log file for two days. After a
     longer pause the reader logs a warning, and goes on with the oldest commit that is there.
 
     Attributes:

@@ -71,9 +71,12 @@ _SESSIONS: Final = {
 PROPERTIES: Final = {
     # Rows cannot be changed or deleted, except by `upkeep.rewrite`.
     "delta.appendOnly": "true",
-    # Keep replaced files and old commits for six hours, for open readers.
+    # Keep commits, and the files that they replaced, for readers that stop (`upkeep.growth`).
+    "delta.logRetentionDuration": "interval 2 days",
+    # Name replaced files in checkpoints for a shorter time, because the names make up the log.
     "delta.deletedFileRetentionDuration": "interval 6 hours",
-    "delta.logRetentionDuration": "interval 6 hours",
+    # Spark's Delta would write a checkpoint of all files each ten commits, and keep it as long.
+    "delta.checkpointInterval": "100",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
 }
 

@@ -286,7 +286,7 @@ class Ledger:
         Rows that are still needed stay: pending dead letters, open transactions, resolutions of
         dead letters that stay, and the last two epochs of each query. Streams, folds and reports
         may run at the same time. A running query or the next expiry deletes the replaced files,
-        after six hours at least.
+        after two days at least.
 
         Args:
             older_than: {kind: least age of the rows to drop}; rows of other kinds stay.

@@ -38,6 +38,7 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query, micros
+from rocket_sink.ledger.upkeep.growth import clean_up
 from rocket_sink.ledger.upkeep.rewrite import (
     SPARK_REMOVES_NONE,
     open_for_rewrites,
@@ -112,7 +113,7 @@ def expire_ledger(
         raise missing(place)
     expired = expire(place, table, query, retention, dry_run=dry_run)
     if not dry_run and (newest := open_for_commits(spark, place)) is not None:
-        newest.vacuum(dry_run=False)
+        clean_up(place, newest)
     return expired
 
 

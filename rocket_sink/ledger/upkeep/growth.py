@@ -4,18 +4,27 @@ Every fold makes a file per kind and a commit. Files of a kind are merged by tie
 tier has `_FAN` files, these and all smaller files become one file. So a row is written about four
 times, and a kind has some twenty files that are not full.
 
-Replaced files and old commits stay for six hours (`append.table.PROPERTIES`), for open readers and
-for time travel."""
+Old commits stay for two days (`append.table.PROPERTIES`), and so do the files that they replaced: a
+stream that reads the ledger may stop that long. Checkpoints name replaced files for six hours only,
+and few old checkpoints stay, because thousands of names in each would make up most of the log. So
+the files are deleted together with the commits that replaced them, not by a vacuum."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
+import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
-from rocket_sink.ledger.append.delta_rs import StoredFile, open_table, stored_files
+from pyarrow import fs
+
+from rocket_sink.ledger.append.delta_rs import StoredFile, check_named, open_table, stored_files
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.upkeep.rewrite import rewrite
@@ -32,6 +41,9 @@ _PASS_COMMITS: Final = 10
 """Number of commits between two searches for files to merge."""
 _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints. Readers read all commits after the last one."""
+_CLEAN_UP_COMMITS: Final = 500
+"""Number of commits between two clean-ups, each of which lists the log. Of the checkpoints of so
+many commits one stays, for readers of an old version."""
 _ACTIONS_PER_COMMIT: Final = 50
 """After a checkpoint of n actions the next one is due n / `_ACTIONS_PER_COMMIT` commits later."""
 _FAN: Final = 8
@@ -40,6 +52,10 @@ _SMALLEST: Final = 32 * 1024
 _TIERS: Final = 4
 _ROW_BYTES: Final = 64
 """Usual bytes of a row."""
+
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
+_RETENTION: Final = re.compile(r"interval ([0-9]+) (millisecond|second|minute|hour|day|week)s?")
+"""Durations of Delta's table properties."""
 
 _passed: dict[LedgerPath, int] = {}
 """{ledger: version of the table when this process last merged its files}."""
@@ -95,8 +111,7 @@ def _groups(files: Iterable[StoredFile], *, everything: bool) -> Iterable[list[S
 
 
 def _write_checkpoint(place: LedgerPath) -> None:
-    """Vacuum the table and write a checkpoint, if one is due. The vacuum comes first: it finds old
-    files by the log only, and a checkpoint omits files removed longer ago than the retention."""
+    """Write a checkpoint, if one is due, and clean up from time to time."""
     filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
     data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
     note = json.loads(data) if data else {}
@@ -106,14 +121,50 @@ def _write_checkpoint(place: LedgerPath) -> None:
     table = open_table(place)  # Open anew: the object of a commit lacks its removals.
     if table is None or table.version() + 1 - last < due:
         return
-    # A vacuum makes two commits, so it runs only if there is a file to delete.
-    if table.vacuum(dry_run=True):
-        table.vacuum(dry_run=False)
-    table.update_incremental()
     if place.is_local:
         # Remove the checksum that Hadoop made of Spark's `_last_checkpoint`. It does not fit
         # delta-rs's file, so Spark would take the file for damaged.
         Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
     table.create_checkpoint()
-    if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
-        table.cleanup_metadata()
+    if table.version() // _CLEAN_UP_COMMITS > last // _CLEAN_UP_COMMITS:
+        clean_up(place, table)
+
+
+def clean_up(place: LedgerPath, table: DeltaTable) -> None:
+    """Delete the commits that are older than the table's `delta.logRetentionDuration`, and the
+    files that they replaced; also most of the checkpoints that are not new.
+
+    Raises:
+        LedgerError: a commit names a file that is not the ledger's.
+        OSError: the store cannot be read or written now.
+    """
+    settings = table.metadata().configuration
+    retention = _RETENTION.fullmatch(settings.get("delta.logRetentionDuration", ""))
+    if retention is None or settings.get("delta.enableExpiredLogCleanup") == "false":
+        return
+    filesystem = place.filesystem()
+    kept_s = dt.timedelta(**{f"{retention[2]}s": int(retention[1])}).total_seconds()
+    # Take commits of the next minute, too: delta-rs deletes by its own clock.
+    before = time.time() - kept_s + 60
+    named = {file.path for file in stored_files(place, table)}
+    selector = fs.FileSelector(f"{place.root}/{LOG_FOLDER}", allow_not_found=True)
+    newest = table.version() // _CLEAN_UP_COMMITS
+    new_blocks, old_blocks, paths = {newest - 1, newest}, set[int](), list[str]()
+    for info in sorted(filesystem.get_file_info(selector), key=lambda info: info.base_name):
+        if match := _CHECKPOINT.fullmatch(info.base_name):
+            block = int(match[1]) // _CLEAN_UP_COMMITS
+            paths += [info.path] if block in old_blocks else []
+            old_blocks |= {block} - new_blocks
+        if info.extension == "json" and (info.mtime_ns or 0) / 1e9 < before:
+            actions = map(json.loads, (read_bytes(filesystem, info.path) or b"").splitlines())
+            removals = [action["remove"] for action in actions if "remove" in action]
+            files = [(unquote(r["path"]), r["partitionValues"]["kind"]) for r in removals]
+            check_named(place.uri, files)
+            paths += [
+                f"{place.root}/{path}" for path, kind in files
+                if path not in named and path.startswith(f"kind={kind}/")
+            ]  # fmt: skip
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.delete_file(path)
+    table.cleanup_metadata()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +18,12 @@ from deltalake.exceptions import CommitFailedError
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import as_dataset, commit, open_table, stored_files
+from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.data_files import write_data_files
-from rocket_sink.ledger.upkeep.growth import merge
+from rocket_sink.ledger.upkeep import growth as growth_module
+from rocket_sink.ledger.upkeep.growth import clean_up, merge
 from rocket_sink.ledger.upkeep.rewrite import rewrite
 from tests.growth import TASKS, Growth
 
@@ -42,8 +46,9 @@ def growth(tmp_path: Path) -> Growth:
     return Growth(str(tmp_path / "ledger"), KEPT_S)
 
 
-def test_files_and_log_stay_few(tmp_path: Path) -> None:
-    """Merge at each tenth commit; merged files and their log are removed after their time."""
+def test_files_and_log_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge at each tenth commit; remove commits after their time, and the files they replaced."""
+    monkeypatch.setattr(growth_module, "_CLEAN_UP_COMMITS", 10)
     growth = Growth(str(tmp_path / "ledger"), 0.001)
     growth.grow()
     pinned = DeltaTable(growth.place.root).to_pyarrow_dataset().count_rows()
@@ -62,6 +67,40 @@ def test_files_and_log_stay_few(tmp_path: Path) -> None:
     ]
 
 
+def test_a_stream_that_stopped_finds_each_commit_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep replaced files as long as the log, although checkpoints name them no longer."""
+    monkeypatch.setattr(growth_module, "_CLEAN_UP_COMMITS", 30)
+    growth = Growth(str(tmp_path / "ledger"), KEPT_S, named_s=0.001)
+    follower = LedgerFollower(growth.place, {"epoch": ("epoch",)})
+    for _ in range(2 * EPOCHS):
+        growth.grow()
+    read = [n for _, rows in follower.new_rows() for n in set(rows["epoch"].to_pylist())]
+    assert read == list(range(2 * EPOCHS))
+    checkpoints = sorted(Path(growth.place.root, "_delta_log").glob("*.checkpoint.parquet"))
+    assert len(pq.read_table(checkpoints[-1])["remove"].drop_null()) < EPOCHS / 2
+    old_blocks = [int(path.name[:20]) // 30 for path in checkpoints][: -2 * 30 // 10]
+    assert old_blocks == [0, 1] and DeltaTable(growth.place.root, version=55).version() == 55
+
+
+@pytest.mark.parametrize("name", ["kind=send/../../../outside.parquet", "_spool/q-x/0/x.arrow"])
+def test_a_forged_commit_deletes_no_other_file(growth: Growth, tmp_path: Path, name: str) -> None:
+    growth.grow()
+    other = Path(growth.place.root, name)
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("a file of somebody else")
+    forged = {"remove": {"path": name, "partitionValues": {"kind": "send"}, "dataChange": False}}
+    commit_file = Path(growth.place.root, "_delta_log", f"{2:020}.json")
+    commit_file.write_text(json.dumps(forged))
+    os.utime(commit_file, (1, 1))
+    table = open_table(growth.place)
+    assert table is not None
+    with contextlib.suppress(LedgerError):
+        clean_up(growth.place, table)
+    assert other.exists()
+
+
 def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
     for _ in range(5):
         growth.grow()
@@ -74,30 +113,21 @@ def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
     assert len(set(old.to_pyarrow_table(columns=["epoch"])["epoch"].to_pylist())) == 5
 
 
-def test_of_two_rewrites_of_a_version_one_is_refused(growth: Growth) -> None:
-    """Refuse one of two compactions: delta-rs would accept both, and double each row."""
-    for _ in range(5):
-        growth.grow()
-    first, second = (open_table(growth.place) for _ in range(2))
-    assert first is not None
-    assert second is not None
-    assert merge(growth.place, first, everything=True) == (10, 2)
-    assert merge(growth.place, second, everything=True) == (0, 0)
-    assert by_delta_rs(growth.place.root) == dict.fromkeys(range(5), TASKS)
-
-
-def test_rewrites_of_other_files_go_in_both(growth: Growth) -> None:
-    """An expiry of a large ledger takes longer than it takes until folds are merged again."""
+@pytest.mark.parametrize("is_same", [True, False])
+def test_of_two_rewrites_of_the_same_files_one_is_refused(growth: Growth, is_same: bool) -> None:
+    """Refuse one of two compactions of the same files: delta-rs would accept both, and double each
+    row. Rewrites of other files go in both: an expiry of a large ledger takes longer than it takes
+    until folds are merged again."""
     for _ in range(4):
         growth.grow()
     first, second = (open_table(growth.place) for _ in range(2))
     assert first is not None
     assert second is not None
     files = stored_files(growth.place, first)
-    assert rewrite(growth.place, first, [files[:4]])
-    assert rewrite(growth.place, second, [files[4:]])
+    assert rewrite(growth.place, first, [files if is_same else files[:4]])
+    assert rewrite(growth.place, second, [files if is_same else files[4:]]) != is_same
     assert by_delta_rs(growth.place.root) == dict.fromkeys(range(4), TASKS)
-    assert len(DeltaTable(growth.place.root).file_uris()) == 4
+    assert len(DeltaTable(growth.place.root).file_uris()) == (2 if is_same else 4)
 
 
 def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
