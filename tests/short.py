@@ -62,7 +62,7 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
         "test_a_commit_with_other_rows_than_the_files_deletes_no_file",
         "test_a_damaged_file_is_put_aside_and_the_others_go_in",
         "test_torn_files_give_their_whole_batches",
-        "test_two_folds_at_once",
+        "test_of_two_folds_at_once_one_waits_or_is_told_who_folds",
         "test_numbers_come_from_deltas_log",
         "test_killed_at_each_step_and_repeated_each_row_is_there_once",
         "test_a_manifest_of_another_table_holds_nothing_back",

@@ -33,7 +33,7 @@ from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 
-from .values import accounts, context, letter, sends
+from .values import accounts, context, letter, sends, write_manifest
 
 pytestmark = pytest.mark.spark
 
@@ -235,37 +235,56 @@ def test_the_driver_reads_big_spools_that_executors_do_not_see(
     assert left(tmp_path) == []
 
 
-def test_two_folds_at_once(spark, tables):
-    spool(str(tables), 9400)
-    entered, go_on = threading.Event(), threading.Event()
+@contextlib.contextmanager
+def a_fold_that_waits(spark, root):
+    """Run a fold in a thread; it waits before its append until the block ends."""
+    entered, go_on, summaries = threading.Event(), threading.Event(), []
 
     def wait_inside(step: str) -> None:
         if step == "append":
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(120)
 
-    done = []
     first = threading.Thread(
-        target=lambda: done.append(fold(spark, str(tables), on_step=wait_inside))
+        target=lambda: summaries.append(fold(spark, str(root), on_step=wait_inside))
     )
     first.start()
     try:
         assert entered.wait(60)
-        assert fold(spark, str(tables), wait_s=0).busy
+        yield summaries
     finally:
         go_on.set()
         first.join(120)
-    assert done[0].rows == 2
+
+
+def test_of_two_folds_at_once_one_waits_or_is_told_who_folds(spark, tables):
+    ledger = Ledger(tables)
+    spool(str(tables), 9400)
+    second: list[object] = []
+    waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(spark)))
+    with a_fold_that_waits(spark, tables) as summaries:
+        assert fold(spark, str(tables), wait_s=0).busy
+        with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
+            ledger.sync_fully(spark, wait_s=0.2)
+        assert ledger.sync(spark, wait_s=0).holder.startswith(f"process {os.getpid()} on ")
+        waiting.start()
+    waiting.join(120)
+    assert summaries[0].rows == 2
+    assert len(second) == 1
     assert partitions(spark, tables)[9400] == 2
+
+
+def last_number(spark, root):
+    place = resolve_path(root)
+    return last_txn_version(spark, place, fold_app_id(ensure_table(spark, place)))
 
 
 def test_numbers_come_from_deltas_log(spark, tables):
     """Number folds by the log: a lost counter would repeat a number, and Delta would skip rows."""
-    ledger_id = ensure_table(spark, resolve_path(tables))
-    before = last_txn_version(spark, resolve_path(tables), fold_app_id(ledger_id))
+    before = last_number(spark, tables)
     spool(str(tables), 9500)
     fold(spark, str(tables))
-    assert last_txn_version(spark, resolve_path(tables), fold_app_id(ledger_id)) == before + 1
+    assert last_number(spark, tables) == before + 1
 
 
 def test_a_number_that_another_fold_has_taken_deletes_no_file(spark, tmp_path, monkeypatch):
@@ -359,11 +378,8 @@ def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
     """A fold into the other table deleted the second of its files, and was killed then."""
     paths = [spool(str(tables), partition) for partition in (9700, 9701)]
     Path(paths[1]).unlink()
-    values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
-    values["rows"], values["files"] = 4, [path.removeprefix(f"{tables}/_spool/") for path in paths]
-    notes = tables / "_notes" / "folds"
-    notes.mkdir(parents=True, exist_ok=True)
-    (notes / "7-x.json").write_text(json.dumps(values))
+    names = [path.removeprefix(f"{tables}/_spool/") for path in paths]
+    write_manifest(tables, names, rows=4)
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
     assert left(tables) == []
@@ -391,15 +407,9 @@ def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
     before = partitions(spark, tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files
-    manifest = tables / "_notes" / "folds" / "999-t.json"
-    values = {"files": [f"q-x/{victim.parent.name}/{victim.name}"], "number": 999, "bytes": 1}
-    values |= {
-        "ledger_id": ensure_table(spark, resolve_path(tables)),
-        "token": "t",
-        "table_version": 0,
-        "rows": 2,
-    }
-    manifest.write_text(json.dumps(values))
+    ledger_id = ensure_table(spark, resolve_path(tables))
+    name = f"q-x/{victim.parent.name}/{victim.name}"
+    manifest = write_manifest(tables, [name], number=999, ledger_id=ledger_id)
     with pytest.raises(LedgerError, match=r"is a link.*q-x"):
         fold(spark, str(tables))
     assert {path: path.read_bytes() for path in files} == files
@@ -436,6 +446,14 @@ def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
     link.unlink()
 
 
+def forge(root: Path, path: str, size: int) -> None:
+    """Write a commit that names a file of somebody else."""
+    add = {"path": path, "partitionValues": {"kind": "send"}, "modificationTime": 0}
+    log = root / "_delta_log"
+    line = json.dumps({"add": {**add, "size": size, "dataChange": True}})
+    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(line)
+
+
 @pytest.mark.parametrize("by_spark_alone", [False, True])
 def test_a_forged_log_ends_a_vacuum_with_an_error_of_ours(
     spark, tmp_path, monkeypatch, by_spark_alone
@@ -444,10 +462,7 @@ def test_a_forged_log_ends_a_vacuum_with_an_error_of_ours(
     ensure_table(spark, resolve_path(tmp_path))
     if by_spark_alone:
         monkeypatch.setattr(ledger_module, "open_direct", lambda spark, place: None)
-    add = {"path": r"kind=send\..\..", "partitionValues": {"kind": "send"}, "dataChange": True}
-    log = tmp_path / "_delta_log"
-    line = json.dumps({"add": {**add, "modificationTime": 0, "size": 900}})
-    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(line)
+    forge(tmp_path, r"kind=send\..\..", 900)
     wanted = "cannot read the ledger" if by_spark_alone else "no rocket-sink wrote"
     with pytest.raises(LedgerError, match=wanted):
         Ledger(tmp_path).vacuum(spark)
@@ -465,10 +480,7 @@ def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spar
         monkeypatch.setattr(table_module, "open_direct", lambda spark, place: None)
     ledger = Ledger(tmp_path / "ledger")
     assert ledger.rows(spark).count() == 2
-    add = {"path": str(file), "partitionValues": {"kind": "send"}, "modificationTime": 0}
-    add |= {"size": file.stat().st_size, "dataChange": True}
-    log = tmp_path / "ledger" / "_delta_log"
-    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(json.dumps({"add": add}))
+    forge(tmp_path / "ledger", str(file), file.stat().st_size)
     with pytest.raises(LedgerError, match="no rocket-sink wrote"):
         ledger.rows(spark)
 
@@ -537,16 +549,21 @@ def test_history_cannot_be_edited(spark, tables):
 
 
 def test_on_an_object_store(spark, tmp_path, monkeypatch):
-    """Fold without append, rename and kernel locks; a local folder stands in for the store."""
-    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
+    """Fold without append, rename and kernel locks; a local folder stands in for the store. Leave
+    nothing per epoch there."""
+    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     spool(place, 0)
     with pytest.raises(Killed):
         fold(spark, place, on_step=kill_at("delete"))
-    spool(place, 1)
+    for epoch in range(20):
+        writer = SpoolWriter(place, context(epoch=epoch, partition=1))
+        writer.append(sends(writer._ctx, 1))
+        writer.seal()
     assert fold(spark, place).recovered == 1
-    assert partitions(spark, tmp_path) == {0: 2, 1: 2}
+    assert partitions(spark, tmp_path) == {0: 2, 1: 20}
     assert left(tmp_path) == []
+    assert not [path for path in (tmp_path / "_spool").rglob("*") if path.is_dir()]
 
 
 def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypatch):
@@ -602,16 +619,11 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
 
 
 def test_files_that_are_all_damaged_make_no_commit(spark, tables):
-    before = last_txn_version(
-        spark, resolve_path(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
-    )
+    before = last_number(spark, tables)
     damage(spool(str(tables), 9900))
     summary = fold(spark, str(tables))
     assert (summary.folds, summary.rows, len(summary.damaged)) == (0, 0, 1)
-    after = last_txn_version(
-        spark, resolve_path(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
-    )
-    assert after == before
+    assert last_number(spark, tables) == before
     shutil.rmtree(tables / "_spool" / "_quarantine")
     assert left(tables) == []
 
@@ -633,43 +645,3 @@ def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_
     assert len(summary.damaged) == (step == "append")
     shutil.rmtree(tables / "_spool" / "_quarantine", ignore_errors=True)
     assert left(tables) == []
-
-
-def test_who_must_not_work_on_stale_rows_waits_or_is_told_who_folds(spark, tables):
-    ledger = Ledger(tables)
-    spool(str(tables), 9950)
-    entered, go_on = threading.Event(), threading.Event()
-
-    def wait_inside(step: str) -> None:
-        if step == "append":
-            entered.set()
-            assert go_on.wait(120)
-
-    first = threading.Thread(target=lambda: fold(spark, str(tables), on_step=wait_inside))
-    first.start()
-    try:
-        assert entered.wait(60)
-        with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
-            ledger.sync_fully(spark, wait_s=0.2)
-        assert ledger.sync(spark, wait_s=0).holder.startswith(f"process {os.getpid()} on ")
-        second: list[object] = []
-        waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(spark)))
-        waiting.start()
-    finally:
-        go_on.set()
-        first.join(120)
-    waiting.join(120)
-    assert len(second) == 1
-    assert partitions(spark, tables)[9950] == 2
-
-
-def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
-    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
-    for epoch in range(20):
-        writer = SpoolWriter(place, context(epoch=epoch))
-        writer.append(sends(writer._ctx, 1))
-        writer.seal()
-    assert fold(spark, place).rows == 20
-    folders = [p.name for p in (tmp_path / "_spool").rglob("*") if p.is_dir()]
-    assert folders == []

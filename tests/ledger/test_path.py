@@ -31,25 +31,40 @@ def test_a_local_path_that_is_resolved_again_names_the_same_folder(
     assert str(place) == place.root and str(resolve_path(str(place))) == place.root
 
 
-def test_two_slashes_at_the_start_are_one() -> None:
-    place = resolve_path("//host/ledger")
-    assert (place.uri, place.root) == ("file:/host/ledger", "/host/ledger")
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("x/y", "{cwd}/x/y"), ("/a/b/", "/a/b"), ("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"),
+        (" /a/b \n", "/a/b"), ("//host/ledger", "/host/ledger"),
+        ("file:///a%20b%23", "/a b#"), ("file://localhost/a%20b", "/a b"),
+        # Spark names paths in Hadoop's form, which escapes nothing.
+        ("file:/a%20b", "/a%20b"),
+    ],
+)  # fmt: skip
+def test_a_local_path_names_one_folder(path: str, root: str) -> None:
+    place = resolve_path(path)
+    assert place.root == root.format(cwd=Path.cwd())
+    assert (place.uri, place.spools, place.problem) == (f"file:{place.root}", (place,), "")
 
 
-def test_white_space_around_a_path_is_no_part_of_it() -> None:
-    assert resolve_path(" /a/b \n") == resolve_path("/a/b")
-    with pytest.raises(LedgerError, match="white space"):
-        resolve_path("/a/b /")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (" ", "empty"), ("/a/b /", "white space"), ("file:///ledger#1", "no part of the path"),
+        ("file:///ledger?1", "no part of the path"),
+    ],
+)  # fmt: skip
+def test_a_path_that_others_read_differently_is_refused(path: str, why: str) -> None:
+    with pytest.raises(LedgerError, match=why):
+        resolve_path(path)
 
 
-def test_uris_of_others_are_unescaped() -> None:
-    assert resolve_path("file:///a%20b%23").root == "/a b#"
-    assert resolve_path("file://localhost/a%20b").root == "/a b"
-    # Spark names paths in Hadoop's form, which escapes nothing.
-    assert resolve_path("file:/a%20b").root == "/a%20b"
-    for mark in "#?":
-        with pytest.raises(LedgerError, match="no part of the path"):
-            resolve_path(f"file:///ledger{mark}1")
+def test_a_store_that_pyarrow_does_not_know_has_a_spool_on_the_driver() -> None:
+    place = resolve_path("weird+scheme://x/y")
+    assert (place.uri, place.root, place.is_local) == ("weird+scheme://x/y", "x/y", False)
+    assert place.spools == (place.driver_folder,) and "pyarrow" in place.problem
+    with pytest.raises(LedgerError, match="All lanes can use this ledger"):
+        place.filesystem()
 
 
 def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_names_are_unique_and_every_column_has_a_comment():
     names = [column.name for column in COLUMNS]
     assert len(set(names)) == len(names)
     assert all(column.comment and column.kinds for column in COLUMNS)
+    assert set(STATS_COLUMNS) <= set(names)
 
 
 @pytest.mark.spark
@@ -41,6 +42,8 @@ def test_every_kind_says_who_wrote_its_rows():
     assert len(names) == 9
     for kind in KINDS:
         assert names <= set(columns_of(kind))
+    with pytest.raises(ValueError, match="no_kind"):
+        columns_of("no_kind")
 
 
 def test_a_dead_letter_has_the_columns_of_the_row_contract():
@@ -60,12 +63,3 @@ def test_numbers_of_rows_that_a_broker_would_refuse_still_fit():
     """Keep any number of a refused row's level, flag or queue: the row contract has int64."""
     for name in ("delay_level", "flag", "queue_id", "delay_ms", "delivery_timestamp"):
         assert LEDGER_SCHEMA.field(name).type == pa.int64()
-
-
-def test_delta_keeps_statistics_of_columns_that_are_there():
-    assert set(STATS_COLUMNS) <= set(LEDGER_SCHEMA.names)
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="no_kind"):
-        columns_of("no_kind")

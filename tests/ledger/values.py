@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,16 @@ def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.R
         task_attempt_id=None, attempt_number=None,
     )  # fmt: skip
     return confirmed_row(driver, num_input_rows=rows, rows_in=rows_in)
+
+
+def write_manifest(root: Path, files: list[str], **changes: Any) -> Path:
+    """Write the manifest of a fold that has begun, and return its path."""
+    values = {"ledger_id": "gone", "number": 7, "files": files, "bytes": 1, "rows": 2}
+    values |= {"token": "t", "table_version": 0, **changes}
+    path = root / "_notes" / "folds" / f"{values['number']}-t.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+    return path
 
 
 def spool_rows(*paths: Path) -> list[dict[str, Any]]:
