@@ -351,6 +351,13 @@ class SendAttempt:
         self.ends.append((self, result, sent_s, now_s))
 
 
+def content_of(request: SendRequest) -> tuple[Sequence[Any], int]:
+    """Return the request's body as buffers (none of a group), and the bytes of all bodies."""
+    if request.group is not None:
+        return (), request.group.body_bytes
+    return buffers_of(request.body)
+
+
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:
     """Return the body as a sequence of buffers (`len` gives bytes), and their total bytes."""
     if type(body) is bytes:

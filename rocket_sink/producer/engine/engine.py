@@ -18,10 +18,15 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import (
+    Completion,
+    SendAttempt,
+    SendRequest,
+    content_of,
+)
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
-from rocket_sink.producer.engine.frame_group import attempt_kind
+from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
@@ -130,8 +135,9 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self.closed:
             raise ProducerClosedError("the producer is closed")
-        kind, body, size = attempt_kind(request)
-        requests = 1 if request.group is None else request.message_count
+        (body, size), kind, requests = content_of(request), SendAttempt, 1
+        if request.group is not None:
+            kind, requests = GroupAttempt, request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

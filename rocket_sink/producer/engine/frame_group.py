@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
     SendAttempt,
-    SendRequest,
     StoredFrames,
-    buffers_of,
+    content_of,
 )
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -83,7 +82,8 @@ class GroupAttempt(SendAttempt):
         self.requests -= last - index
         self._ended += last - index
         request = self.group.leave(index, last)
-        kind, body, size = attempt_kind(request)
+        kind = SendAttempt if request.group is None else GroupAttempt
+        body, size = content_of(request)
         attempt = kind(
             self.ends, request, body, size, self.strict, self.ready_s, self.deadline_s,
             self.number, self.counted, target=self.target, broker=self.broker,
@@ -157,10 +157,3 @@ def _joined(columns: Sequence[npt.NDArray[Any] | None]) -> Any:
     """Join the columns of several `StoredFrames`; return None if a column is missing."""
     present_columns = [column for column in columns if column is not None]
     return np.concatenate(present_columns) if len(present_columns) == len(columns) else None
-
-
-def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the request's attempt class, its body as buffers, and the body's bytes."""
-    if request.group is not None:
-        return GroupAttempt, (), request.group.body_bytes
-    return SendAttempt, *buffers_of(request.body)

@@ -31,7 +31,7 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
             assert completion.outcome is Outcome.ACKED
         kept = (
             engine.routes._topics, engine.brokers._rankings, engine._headers.templates,
-            engine.shared._memory_routes,
+            engine.shared._routes,
         )  # fmt: skip
         assert 0 < max(map(len, kept)) <= MOST
     assert len(cluster.messages("orders")) == 5 * MOST
