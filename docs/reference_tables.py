@@ -29,7 +29,7 @@ from rocket_sink.ledger.query.live import METRICS  # noqa: E402
 from rocket_sink.ledger.schema import COLUMNS  # noqa: E402
 from rocket_sink.rows import contract  # noqa: E402
 from rocket_sink.rows.stored_rows import STORED_DDL  # noqa: E402
-from rocket_sink.spark.reader import READ_OPTIONS  # noqa: E402
+from rocket_sink.spark.reading.options import READ_OPTIONS  # noqa: E402
 from tools.marked import with_marked, with_options  # noqa: E402
 
 MEANING: Final = {

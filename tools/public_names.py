@@ -50,7 +50,7 @@ from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.rows.stored_rows import STORED_DDL
 from rocket_sink.spark.backfill.backfill import Plan
 from rocket_sink.spark.backfill.resend import Resent
-from rocket_sink.spark.reader import READ_OPTIONS
+from rocket_sink.spark.reading.options import READ_OPTIONS
 from rocket_sink.task.totals import WriteSummary
 from tools.setup_cfg import ROOT, project
 

@@ -1,4 +1,4 @@
-"""The data source `format("rocketmq")`: batch writes and streams. `spark.reader` has the reads.
+"""The data source `format("rocketmq")`: batch writes and streams. `spark.reading` has the reads.
 
     register(spark)                       # once per session
     df.write.format("rocketmq").mode("append").option("nameServer", ...).option(...).save()
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocket_sink.ledger.transport.handed import HandedRows
-    from rocket_sink.spark.reader import MessageReader
+    from rocket_sink.spark.reading.batch import MessageReader
+    from rocket_sink.spark.reading.stream import TopicStream
 
 _LOG: Final = log.logger(__name__)
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -131,10 +132,19 @@ class RocketMQDataSource(DataSource):
         return STORED_DDL
 
     def reader(self, schema: StructType) -> MessageReader:
-        from rocket_sink.spark.reader import MessageReader, ReadOptions, check_schema
+        from rocket_sink.spark.reading.batch import MessageReader, check_schema
+        from rocket_sink.spark.reading.options import ReadOptions
 
         check_schema(schema)
         return MessageReader(*ReadOptions.parse(own_options(self.options)))
+
+    def streamReader(self, schema: StructType) -> TopicStream:  # noqa: N802
+        from rocket_sink.spark.reading.batch import check_schema
+        from rocket_sink.spark.reading.options import ReadOptions
+        from rocket_sink.spark.reading.stream import TopicStream
+
+        check_schema(schema)
+        return TopicStream(*ReadOptions.parse(own_options(self.options), is_stream=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:

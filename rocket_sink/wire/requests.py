@@ -202,6 +202,14 @@ def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
     )
 
 
+def update_consumer_offset(queue: MessageQueue, group: str, offset: int) -> Frame:
+    """Set the offset from which a consumer group goes on (UpdateConsumerOffsetRequestHeader)."""
+    return request(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        {**_of(queue), "consumerGroup": group, "commitOffset": offset},
+    )
+
+
 def _of(queue: MessageQueue) -> dict[str, Value]:
     """Return the header fields of a queue. `bname` is empty for the queue of a probe."""
     return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}

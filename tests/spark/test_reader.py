@@ -15,7 +15,8 @@ from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
-from rocket_sink.spark.reader import READ_OPTIONS, MessageReader, QueueRange, ReadOptions
+from rocket_sink.spark.reading.batch import MessageReader, QueueRange
+from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 

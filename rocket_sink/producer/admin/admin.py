@@ -191,6 +191,10 @@ class Admin:
         """Return the offset of the first message stored at or after a time, ms since 1970."""
         return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
 
+    def set_consumer_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
+        """Set the offset from which a consumer group goes on with the queue."""
+        self._invoke(queue, requests.update_consumer_offset(queue, group, offset))
+
     def _offset(self, queue: MessageQueue, frame: Frame) -> int:
         return responses.long_field(self._invoke(queue, frame), "offset")
 

@@ -16,7 +16,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.spark.reader import MessageReader, ReadOptions
+from rocket_sink.spark.reading.batch import MessageReader
+from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.task import dlq_export
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing import store as reads

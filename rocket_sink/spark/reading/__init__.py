@@ -1,0 +1,1 @@
+"""Reading topics with Spark: `spark.read` and `spark.readStream`."""

@@ -1,0 +1,168 @@
+"""The batch reader: `spark.read.format("rocketmq").option("topic", ...)`.
+
+A partition is a queue, or `maxMessagesPerPartition` messages of it. Its range of offsets is fixed
+when the read is planned, so a task that runs again reads the same messages. The reader uses no
+consumer group and stores no offset, so consumers do not notice it. It is meant for verification and
+dead-letter topics (`%DLQ%group`), because it decodes messages one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.spark.reading.options import EARLIEST, LATEST, ReadOptions
+from rocket_sink.wire.stored import StoredMessage, memory_bytes
+
+_BATCH_ROWS: Final = 2000
+_BATCH_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class QueueRange(InputPartition):
+    """A range of offsets of one queue; `end` is exclusive."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+
+
+@dataclass(eq=False)
+class MessageReader(DataSourceReader):
+    """Plans the ranges of queues on the driver, and reads them in the tasks.
+
+    Raises, from `partitions`:
+        NoRouteError: the name servers do not know the topic.
+        OptionError: an offset of a queue that the topic does not have.
+        ConfigurationError: with failOnDataLoss, offsets whose messages are gone.
+    """
+
+    asked: ReadOptions
+    options: SinkOptions
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with Admin(self.options) as admin:
+            queues = admin.queues(self.options.topic)
+            self.check_named(queues)
+            return [
+                part
+                for queue in queues
+                for part in parts_of(
+                    self.range_of(admin, queue), self.asked.max_messages_per_partition
+                )
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueueRange)
+        with Admin(self.options) as admin:
+            self.check_begin(partition, admin.min_offset(partition.queue))
+            rows: list[tuple[str, StoredMessage]] = []
+            size, next_offset = 0, partition.begin
+            for message in admin.read_queue(partition.queue, partition.begin, partition.end):
+                next_offset = message.queue_offset + 1
+                if self._takes(message):
+                    rows.append((partition.queue.broker_name, message))
+                    size += memory_bytes(message)
+                if len(rows) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                    yield stored_batch(rows)
+                    rows, size = [], 0
+            if rows:
+                yield stored_batch(rows)
+            if next_offset < partition.end:
+                self.report_loss(
+                    f"{partition.queue} gave messages up to {next_offset} only, not to "
+                    f"{partition.end}"
+                )
+
+    def range_of(self, admin: Admin, queue: MessageQueue) -> QueueRange:
+        """Return the range that the options ask for; report messages of it that are gone."""
+        read, lowest, highest = self.asked, admin.min_offset(queue), admin.max_offset(queue)
+        begin = _resolved(read.starts, queue, lowest, highest)
+        end = _resolved(read.ends, queue, lowest, highest)
+        if begin > highest:
+            self.report_loss(f"{queue} ends at offset {highest}; startingOffsets asks for {begin}")
+        if read.start_timestamp >= 0:
+            begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
+        if read.end_timestamp >= 0:
+            # For a time after the newest message, brokers before 5.2 return that message's offset,
+            # not the next offset. So add 1; `_takes` drops a message that is too new.
+            end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
+        queue_range = QueueRange(queue, begin, end)
+        if end > highest:
+            self.report_loss(f"{queue} ends at offset {highest}; endingOffsets asks for {end}")
+            end = highest
+        self.check_begin(queue_range, lowest)
+        return replace(queue_range, begin=max(begin, lowest), end=end)
+
+    def _takes(self, message: StoredMessage) -> bool:
+        """Return whether the message is in the time range; brokers' offsets by time are inexact."""
+        to_ms = self.asked.end_timestamp
+        is_early = to_ms < 0 or message.store_ms < to_ms
+        return is_early and message.store_ms >= self.asked.start_timestamp
+
+    def check_named(self, queues: Sequence[MessageQueue]) -> None:
+        """Raise an OptionError if an option names a queue that the topic does not have."""
+        there = {queue_name(queue) for queue in queues}
+        read = self.asked
+        each = (("startingOffsets", read.starts), ("endingOffsets", read.ends))
+        for option_name, (_, offsets) in each:
+            for name in offsets:
+                if name not in there:
+                    raise OptionError(
+                        f"option {option_name}: the topic {self.options.topic} has no queue "
+                        f"{name!r}; it has {', '.join(sorted(there))}",
+                        option=option_name,
+                    )
+
+    def check_begin(self, wanted: QueueRange, lowest: int) -> None:
+        """Report a loss if the range begins before the queue's oldest message."""
+        if wanted.begin < min(lowest, wanted.end):
+            self.report_loss(
+                f"{wanted.queue} begins at offset {lowest} now; {wanted.begin} was asked for"
+            )
+
+    def report_loss(self, text: str) -> None:
+        """Raise a ConfigurationError with `failOnDataLoss`; `text` names the queue and offset."""
+        if self.asked.fail_on_data_loss:
+            raise ConfigurationError(
+                f"{text}: retention deletes old messages. Begin later (startingOffsets, "
+                "startTimestamp), or read what is left with failOnDataLoss=false"
+            )
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise a ConfigurationError for a schema of the user's: the reader has its own."""
+    if schema.names != STORED_SCHEMA.names:
+        raise ConfigurationError(
+            'format("rocketmq") reads the columns '
+            f"{', '.join(STORED_SCHEMA.names)}; leave .schema(...) out and select from these"
+        )
+
+
+def parts_of(whole: QueueRange, most: int) -> Iterator[QueueRange]:
+    """Yield the range in parts of at most `most` offsets; 0: as a whole."""
+    step = most or max(1, whole.end - whole.begin)
+    for begin in range(whole.begin, whole.end, step):
+        yield replace(whole, begin=begin, end=min(begin + step, whole.end))
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """Return the queue's name in options and checkpoints, such as `broker-a:0`."""
+    return f"{queue.broker_name}:{queue.queue_id}"
+
+
+def _resolved(
+    offsets: tuple[int, dict[str, int]], queue: MessageQueue, lowest: int, highest: int
+) -> int:
+    default, by_queue = offsets
+    offset = by_queue.get(queue_name(queue), default)
+    return {EARLIEST: lowest, LATEST: highest}.get(offset, offset)

@@ -1,0 +1,229 @@
+"""The streaming reader: offsets, limits, queues that come and go; first by hand, then by Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.spark.datasource import register
+from rocket_sink.spark.reading.options import ReadOptions
+from rocket_sink.spark.reading.stream import TopicStream
+from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.stored import StoredMessage
+
+TOPIC = "t"
+QUEUES = ("broker-a:0", "broker-a:1", "broker-b:0", "broker-b:1")
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 2)
+        yield fake
+
+
+def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> None:
+    for number in range(count):
+        body = f"{broker}{queue}{number}".encode()
+        cluster.brokers[broker].store.append(
+            StoredMessage(TOPIC, body, queue_id=queue, store_ms=1000 + 10 * number)
+        )
+
+
+def reader(cluster: FakeCluster, **options: Any) -> TopicStream:
+    asked = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
+    return TopicStream(*ReadOptions.parse(asked, is_stream=True))
+
+
+def offsets(*numbers: int) -> dict[str, dict[str, int]]:
+    return {TOPIC: dict(zip(QUEUES, numbers, strict=True))}
+
+
+def bodies(stream: TopicStream, start: Any, end: Any) -> list[str]:
+    # Spark passes offsets as JSON, and partitions by pickle, to other processes.
+    start, end = json.loads(json.dumps([start, end]))
+    parts = pickle.loads(pickle.dumps(list(stream.partitions(start, end))))
+    batches = [batch for part in parts for batch in stream.read(part)]
+    return sorted(body.decode() for batch in batches for body in batch["body"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (3, 0, 0, 1)),
+        ({"startingOffsets": "earliest"}, (0, 0, 0, 0)),
+        ({"startingOffsets": '{"broker-a:0": 2}'}, (2, 0, 0, 0)),
+        ({"startTimestamp": "1010"}, (1, 0, 0, 1)),
+    ],
+)
+def test_a_new_query_begins_where_the_options_say(
+    cluster: FakeCluster, options: dict[str, str], expected: tuple[int, ...]
+) -> None:
+    fill(cluster, 3)
+    fill(cluster, 1, broker=1, queue=1)
+    assert reader(cluster, **options).initialOffset() == offsets(*expected)
+
+
+def test_an_epoch_has_what_came_since_the_one_before(cluster: FakeCluster) -> None:
+    stream = reader(cluster)
+    start = stream.initialOffset()
+    fill(cluster, 2)
+    fill(cluster, 1, broker=1, queue=1)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    fill(cluster, 5)
+    assert end == offsets(2, 0, 0, 1) == stream.reportLatestOffset()
+    assert bodies(stream, start, end) == ["000", "001", "110"]
+    assert bodies(stream, end, end) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (100, (6, 0, 3, 0)),
+        (9, (6, 0, 3, 0)),
+        (6, (4, 0, 2, 0)),
+        (2, (1, 0, 1, 0)),
+        (1, (1, 0, 1, 0)),
+    ],
+)
+def test_a_limit_is_shared_out_by_what_waits(
+    cluster: FakeCluster, most: int, expected: tuple[int, ...]
+) -> None:
+    stream = reader(cluster, maxOffsetsPerTrigger=str(most))
+    start = stream.initialOffset()
+    fill(cluster, 6)
+    fill(cluster, 3, broker=1)
+    assert stream.getDefaultReadLimit() == ReadMaxRows(most)
+    assert stream.latestOffset(start, ReadMaxRows(most)) == offsets(*expected)
+    assert stream.latestOffset(start, ReadAllAvailable()) == offsets(6, 0, 3, 0)
+
+
+def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster: FakeCluster) -> None:
+    stream = reader(cluster, minOffsetsPerTrigger="3", maxTriggerDelay="1h")
+    start = stream.initialOffset()
+    limit = stream.getDefaultReadLimit()
+    assert limit == ReadMinRows(3)
+    fill(cluster, 1)
+    # The first epoch of a start waits for nothing.
+    first = stream.latestOffset(start, limit)
+    assert first == offsets(1, 0, 0, 0)
+    fill(cluster, 2)
+    assert stream.latestOffset(first, limit) == first
+    fill(cluster, 1, broker=1)
+    assert stream.latestOffset(first, limit) == offsets(3, 0, 1, 0)
+    impatient = reader(cluster, minOffsetsPerTrigger="100", maxTriggerDelay="0")
+    assert impatient.latestOffset(first, limit) == offsets(3, 0, 1, 0)
+
+
+def test_available_now_ends_where_the_topic_ended_at_the_start(cluster: FakeCluster) -> None:
+    stream = reader(cluster, minOffsetsPerTrigger="100")
+    fill(cluster, 2)
+    stream.prepareForTriggerAvailableNow()
+    fill(cluster, 2)
+    cluster.create_topic(TOPIC, 3)
+    fill(cluster, 2, queue=2)
+    end = stream.latestOffset(offsets(0, 0, 0, 0), ReadMinRows(100))
+    assert end == offsets(2, 0, 0, 0)
+    assert stream.latestOffset(end, ReadMinRows(100)) == end
+
+
+def test_a_new_queue_is_read_from_its_first_message(cluster: FakeCluster) -> None:
+    stream = reader(cluster)
+    start = stream.initialOffset()
+    cluster.create_topic(TOPIC, 3)
+    fill(cluster, 2, queue=2)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert end[TOPIC] == {**start[TOPIC], "broker-a:2": 2, "broker-b:2": 0}
+    assert bodies(stream, start, end) == ["020", "021"]
+
+
+def test_a_broker_that_is_away_keeps_its_offsets(cluster: FakeCluster, caplog: Any) -> None:
+    stream = reader(cluster)
+    start = stream.initialOffset()
+    fill(cluster, 1)
+    fill(cluster, 1, broker=1)
+    cluster.brokers[1].kill()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert end == offsets(1, 0, 0, 0)
+    assert "the broker broker-b is away" in caplog.text
+    assert bodies(stream, start, end) == ["000"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "text", "remaining"),
+    [
+        (offsets(9, 0, 0, 0), offsets(3, 0, 0, 0), "made anew, or its broker has lost", 3),
+        (offsets(0, 0, 0, 0), offsets(3, 0, 0, 0), "begins at offset 1 now; 0 was asked for", 2),
+    ],
+)
+def test_messages_that_are_gone_are_an_error_unless_allowed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, start: Any, end: Any, text: str,
+    remaining: int,
+) -> None:  # fmt: skip
+    fill(cluster, 3)
+    monkeypatch.setattr(Admin, "min_offset", lambda self, queue: 3 - remaining)
+    with pytest.raises(ConfigurationError, match=text):
+        reader(cluster).partitions(start, end)
+    assert len(bodies(reader(cluster, failOnDataLoss="false"), start, end)) == remaining
+
+
+def test_a_queue_that_brokers_do_not_give_any_more(cluster: FakeCluster) -> None:
+    start = {TOPIC: {**offsets(0, 0, 0, 0)[TOPIC], "broker-a:7": 4}}
+    with pytest.raises(ConfigurationError, match="has no queue broker-a:7 now"):
+        reader(cluster).latestOffset(start, ReadAllAvailable())
+    kept = reader(cluster, failOnDataLoss="false").latestOffset(start, ReadAllAvailable())
+    assert kept == start
+
+
+def test_a_checkpoint_of_another_topic_is_refused(cluster: FakeCluster) -> None:
+    with pytest.raises(ConfigurationError, match="checkpoint is of the topic other, and this"):
+        reader(cluster).latestOffset({"other": {"broker-a:0": 1}}, ReadAllAvailable())
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stream", "text"),
+    [
+        ({"endingOffsets": "latest"}, True, "endingOffsets is for read, not readStream"),
+        ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger is for readStream, not read"),
+    ],
+)
+def test_options_of_the_other_kind_of_read_are_refused(
+    options: dict[str, str], is_stream: bool, text: str
+) -> None:
+    asked = {"nameServer": "h:9876", "topic": TOPIC, **options}
+    with pytest.raises(OptionError, match=text):
+        ReadOptions.parse(asked, is_stream=is_stream)
+
+
+@pytest.mark.spark
+def test_a_query_reads_each_message_once_over_its_restarts(
+    spark: Any, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    register(spark)
+    options = {
+        "nameServer": cluster.name_server, "topic": TOPIC, "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "4",
+    }  # fmt: skip
+    for count in (5, 0, 7):
+        fill(cluster, count)
+        query = (
+            spark.readStream.format("rocketmq").options(**options).load()
+            .select("queue_offset", "body").writeStream.format("parquet")
+            .option("path", str(tmp_path / "out")).option("checkpointLocation", str(tmp_path / "c"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert query.exception() is None
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.queue_offset for row in rows) == [*range(12)]
+    progress = query.recentProgress[0]
+    assert progress["numInputRows"] <= 4
+    assert json.loads(progress["sources"][0]["latestOffset"])[TOPIC]["broker-a:0"] == 12
