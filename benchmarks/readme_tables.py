@@ -93,7 +93,7 @@ def _lanes(results: Results) -> str:
     names = ", ".join(f'"{lane.name.split(",")[0]}"' for lane in lanes)
     bars = ", ".join(f"{lane.figures.per_s / 1000:.0f}" for lane in lanes)
     # The axis ends with the next hundred thousand rows.
-    top = 100 * (1 + int(max(lane.figures.per_s for lane in lanes) // 100_000))
+    top = 100 * (1 + int(max((lane.figures.per_s for lane in lanes), default=0) // 100_000))
     chart = (
         "```mermaid\nxychart-beta horizontal\n"
         '    title "Streams of rows of 256 bytes: thousand rows a second"\n'

@@ -17,7 +17,15 @@ from benchmarks import command
 from benchmarks.command import main
 from benchmarks.figures import Case, Figures
 from benchmarks.html import page
-from benchmarks.readme_tables import END_MARK, FILES, PAGE, START_MARK, with_figures
+from benchmarks.readme_tables import (
+    END_MARK,
+    FILES,
+    LANES_END,
+    LANES_MARK,
+    PAGE,
+    START_MARK,
+    with_figures,
+)
 from benchmarks.render import tables
 from benchmarks.results import RUNS, Results, read_results
 from benchmarks.run import measure
@@ -92,15 +100,15 @@ def test_the_page_takes_figures_between_its_markers() -> None:
     once = with_figures(before, [results()])
     assert "| lane | 50 | 1.00 | 2.00 | 0.50 | 3.00 | 30 | lane-nothing: 0.50, 1.75 |" in once
     assert with_figures(once, [results()]) == once
-    assert once.partition(START_MARK)[0] == before.partition(START_MARK)[0]
+    assert once.partition(LANES_MARK)[0] == before.partition(LANES_MARK)[0]
     assert once.partition(END_MARK)[2] == before.partition(END_MARK)[2]
     with pytest.raises(ConfigurationError):
-        with_figures("no markers", [])
+        with_figures("no markers", [results()])
 
 
 def test_the_tables_of_the_page_are_those_of_the_stored_runs() -> None:
     text = PAGE.read_text()
-    assert with_figures(text, map(read_results, FILES)) == text
+    assert with_figures(text, [*map(read_results, FILES)]) == text
 
 
 def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
@@ -163,7 +171,8 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
     assert not results.is_complete
     assert "bad failed: no room for it" in messages
     assert "bad: failed; no room for it" in shown(results)
-    assert "Not measured: bad." in with_figures(f"{START_MARK}\n{END_MARK}", [results])
+    marks = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
+    assert "Not measured: bad." in with_figures(marks, [results])
 
 
 def test_three_cases_that_fail_in_a_row_end_the_run() -> None:

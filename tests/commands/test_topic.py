@@ -113,7 +113,7 @@ def test_a_broker_that_keeps_no_types_is_named(cluster: FakeCluster) -> None:
 FAULTS: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
     # (the topic, options of `check`, a text of the finding)
     (None, (), "on no other"),
-    (None, ("-O", "ordering=strict"), "createTopicKey is empty"),
+    (None, ("-O", "ordering=strict"), "createTopic is empty"),
     ({"brokers": ["broker-a"]}, (), "put it on all brokers"),
     ({"queues": 8, "read_queues": 2}, (), "lets nobody read the queues"),
     ({"attributes": {"message.type": "FIFO"}}, ("-O", "columns=delay_ms=wait"), "change it with"),

@@ -255,7 +255,7 @@ def test_the_chosen_schedules_have_everything() -> None:
     killed = {schedule.moment for schedule in chosen if schedule.event == "driver_killed"}
     assert {"request", "answered", "spooled", "committed", "letters"} <= killed
     assert killed & set(FOLDS[:2]) and killed & set(FOLDS[2:])
-    assert len({schedule.name for schedule in chosen}) == len(chosen) == 21
+    assert len({schedule.name for schedule in chosen}) == len(chosen) == 23
 
 
 def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
@@ -141,7 +142,7 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
             file = (page.parent / path) if path else page
             assert file.exists(), f"{page}: {target}"
             if anchor:
-                assert anchor in anchors(file), f"{page}: {target}"
+                assert unquote(anchor) in anchors(file), f"{page}: {target}"
 
 
 def lines_of(name: str) -> int:

@@ -141,7 +141,7 @@ def _mapped_table(file: Path) -> object:
 def _spool_sample() -> bytes:
     buffer = io.BytesIO()
     writer = BatchWriter(buffer)
-    ctx = RunContext("query", "run", 1, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")
+    ctx = RunContext("query", "run", 1, 0, 1, 7, 0, worker="host:1", lane="foreach")
     for acked in (3, 4):
         writer.write(epoch_row({"rows_in": acked, "acked": acked}, ctx, complete=True))
     writer.flush()

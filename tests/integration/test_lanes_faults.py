@@ -34,7 +34,7 @@ KEYS = 200
 STREAM_ROWS = 40_000
 # The crash harness plays these faults with foreachBatch.
 STREAMS = LANES[:2]
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 def table(rows: int = ROWS) -> pa.Table:

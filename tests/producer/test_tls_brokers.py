@@ -133,7 +133,7 @@ def test_a_spark_task_fails_and_no_row_is_a_dead_letter(
     parsed = SinkOptions.parse(**options, topic="orders", ledger=place.uri, ordering=ordering)
     rows = {"body": [b"%d" % n for n in range(50)], "sharding_key": [f"k{n}" for n in range(50)]}
     with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
-        run_task(parsed, RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach"), rows)
+        run_task(parsed, RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach"), rows)
     assert "dead_letter" not in _kinds(place)
     assert cluster.messages("orders") == []
 

@@ -93,7 +93,7 @@ class Handler(logging.Handler):
         producer.send(Message("orders", b"log"))
         sent.set()
 logging.getLogger("rocket_sink").addHandler(Handler())
-log = logging.getLogger("rocket_sink.producer.engine.engine")
+log = logging.getLogger("rocket_sink.producer.engine.request_flow")
 producer._session.driver.call(lambda: log.warning("of the producer's thread") or True)
 assert sent.wait(30)
 producer.close()

@@ -26,7 +26,7 @@ from tests.task.one_task import run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture(scope="module")

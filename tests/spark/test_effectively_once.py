@@ -25,7 +25,7 @@ from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
 RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
 ROWS = 600

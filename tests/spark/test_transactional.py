@@ -36,7 +36,7 @@ from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
 from tests.producer.waiting import until
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach_batch")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach_batch")
 GROUP = "rocket-sink-ledger"
 ROWS = 60
 END = RequestCode.END_TRANSACTION

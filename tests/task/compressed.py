@@ -29,7 +29,7 @@ from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import make_topic
 from tests.task.one_task import run_task
 
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KINDS = {"plain": None, "lz4": 5, "zstd-1": 1, "zstd-5": 5, "zlib-1": 1, "zlib-5": 5}
 """Kinds, and their compressLevel."""
 

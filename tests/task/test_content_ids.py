@@ -18,7 +18,7 @@ from rocket_sink.rows.normalise import normalise
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import ContentIds
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
 
 

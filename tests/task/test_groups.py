@@ -34,7 +34,7 @@ from tests.group_faults import FAULTS
 from tests.task.one_task import run_task
 
 TOPIC = "t"
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 900
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
 

@@ -22,7 +22,7 @@ from tests.task.one_task import run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 3000
 TYPE = "message.type"
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'

@@ -18,7 +18,7 @@ from rocket_sink.testing.script import Behaviour
 from tests.task.one_task import run_task
 from tests.task.test_worker import spooled
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 VERSION = "5.5.0"
 CLIENT = "rocketmq-client-java-5.2.0"
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 10
 QUOTA = 2_000
 """Lite topics that a consumer may have (lite.sub.client.quota); its default in RocketMQ."""

@@ -46,7 +46,7 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
             createTopic="",
         )  # fmt: skip
         pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
-        context = RunContext("query", "run", 3, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")
+        context = RunContext("query", "run", 3, 0, 1, 7, 0, worker="host:1", lane="foreach")
         task = TaskRunner(options, context, pool=pool)
         plan = resolve_columns(batch(0).schema, options)
         task.feed(batch(0), plan)

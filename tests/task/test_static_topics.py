@@ -61,7 +61,7 @@ def hashed(request: pytest.FixtureRequest, options: SinkOptions) -> SinkOptions:
 
 
 def send(options: SinkOptions, epoch: int) -> int:
-    ctx = RunContext("q-1", "r", epoch, 0, 1, 0, epoch, 0, worker="w:1", lane="foreach")
+    ctx = RunContext("q-1", "r", epoch, 0, 1, epoch, 0, worker="w:1", lane="foreach")
     acked: int = run_task(options, ctx, {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}).acked
     return acked
 

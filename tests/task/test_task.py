@@ -44,7 +44,7 @@ from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.task.stub_engine import StubEngine, publish_info
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture(autouse=True)

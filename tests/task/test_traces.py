@@ -20,7 +20,7 @@ from tests.decoding import decode_trace
 from tests.task.one_task import run_task
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture

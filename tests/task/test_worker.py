@@ -17,7 +17,7 @@ from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, FakeCluster
 from tests.ledger.values import spool_rows
 
-CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 PATIENT = {

@@ -19,7 +19,7 @@ from rocket_sink.testing import FakeCluster
 from tests.spark.backfill.test_resend import TOPIC, letters, make
 from tests.task.one_task import run_task
 
-QUERY = RunContext("q-1", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KEYS = [f"key-{n}" for n in range(32)]
 
 
@@ -160,7 +160,7 @@ def test_a_later_query_of_the_key_waits_behind_the_first(
     query(given)
     key = next(key for key in KEYS if home(key)[0] == "broker-b")
     cluster.broker("broker-b").is_master = False
-    query(given, RunContext("q-2", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach"))
+    query(given, RunContext("q-2", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach"))
     batch = letters([key, key, "free"], query_id=["q-1", "q-2", "q-2"])
     total, spool = backfill(given, batch)
     assert (total.waiting, total.held_back) == ({"broker-b": 1}, 1)
