@@ -35,6 +35,8 @@ from tests.benchmarks.test_curves import points
 MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
            "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
 
+MARKS = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
+
 
 def results(speed: float = 50.0) -> Results:
     cases = [Case("lane-nothing", "Spark lanes"), Case("lane", "Spark lanes", ("lane-nothing",))]
@@ -171,8 +173,7 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
     assert not results.is_complete
     assert "bad failed: no room for it" in messages
     assert "bad: failed; no room for it" in shown(results)
-    marks = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
-    assert "Not measured: bad." in with_figures(marks, [results])
+    assert "Not measured: bad." in with_figures(MARKS, [results])
 
 
 def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
@@ -266,7 +267,7 @@ class TestStopped:
         assert self.run("--html", str(html)) == 143
         assert "not finished: 1 of 2 runs" in capsys.readouterr().out
         assert "not finished: 1 of 2 runs" in html.read_text()
-        with_figures(f"{START_MARK}\n{END_MARK}", [read_results(self.path)])
+        with_figures(MARKS, [read_results(self.path)])
 
     def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
         def twice() -> None:

@@ -59,7 +59,7 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
 @pytest.mark.parametrize("automatic", [False, True])
 def test_later_batches_have_no_size_that_a_broker_has_refused(cluster, make_producer, automatic):
     limit_bodies(cluster, 20_000, 1, "java.lang.RuntimeException: message body size exceeded")
-    producer = make_producer(autoBatch=automatic, batchMaxBytes="1MB", batchMaxDelayMs=30_000)
+    producer = make_producer(autoBatch="30s, 1MB" if automatic else "")
     messages = [Message("orders", b"%100d" % n) for n in range(2000)]
     requests, refused = [], []
     for repetition in range(3):
