@@ -14,7 +14,7 @@ Delta ignores folders whose names start with `_`.
 | queries | the streaming query of an `appId` | never |
 | ends | half messages of an epoch are being committed | when the ledger has their end |
 | pending | sharding keys of a task's dead letters (`pending_keys`) | key by key, with its letters |
-| queues | a topic's queues for ordered rows (`task.queue_snapshot`) | never, one per topic |
+| queues | a topic's queues for ordered rows (`queue_snapshot`) | by batches that leave no letters |
 | folds | the spool files that a fold takes (`driver.fold`) | when the files are deleted |
 | backfill | token of the backfill that may send (`backfill_marks`) | never, one |
 | sources | how a backfilled table's rows are read and known again | never, one per table |

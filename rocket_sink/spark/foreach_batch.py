@@ -272,6 +272,7 @@ class BatchWriter:
             except BaseException:
                 self._withdraw(session, place, query)
                 self._end_notes(place, query, well=False)
+                forget_queues(self._options, query, {})
                 raise
             counts = sent.counts
             over = over_budget(self._options, counts)
