@@ -77,7 +77,7 @@ class WriteQueue:
         return self._entries[0][0] if self._entries else None
 
     @property
-    def begun_owner(self) -> Any:
+    def partly_written_owner(self) -> Any:
         """The owner of the frame that the kernel has taken in part, or None."""
         return self.first_owner if self._first_done else None
 
@@ -186,7 +186,7 @@ class Channel:
         return self.transport.state is StreamState.CLOSED
 
     @property
-    def unwritten(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether frames, or parts of frames, are not written yet."""
         return bool(self.write_queue) or self.transport.unsent
 
@@ -276,7 +276,7 @@ class Channel:
                 text = f"no answer from {self.address} before the attempt's deadline"
                 error = RequestTimeoutError(text)
             elif connecting:
-                error = self.transport.timed_out()
+                error = self.transport.timeout_error()
             elif id(owner) in withdrawn:
                 error = UnwrittenError(f"{self.address} took no more bytes before the deadline")
             else:
@@ -299,15 +299,15 @@ class Channel:
         After a TlsError all are NOT_SENT, because the peer has read no request. After an
         interrupted `flush` all are UNKNOWN."""
         self.transport.close()
-        begun_owner = self.write_queue.begun_owner
+        partial_owner = self.write_queue.partly_written_owner
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner = lost.token
             # If a group was written in part, its first messages may be stored.
-            written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
-            owner.on_end(self._lost(cause, written=written), None, now_s)
+            written = lost.written or (lost.grouped and owner is partial_owner) or self._is_writing
+            owner.on_end(self._loss_error(cause, written=written), None, now_s)
 
-    def _lost(self, cause: Exception, *, written: bool) -> SendError:
+    def _loss_error(self, cause: Exception, *, written: bool) -> SendError:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):

@@ -394,7 +394,7 @@ class NetworkClient:
         except ConnectError as error:
             self.fail(channel, error, now_s)
             return
-        wants_write = channel.unwritten if opened else channel.transport.wants_write
+        wants_write = channel.has_unwritten if opened else channel.transport.wants_write
         self._readiness.watch(channel, READ | (WRITE if wants_write else 0))
         if opened:
             self.opened += 1
@@ -405,14 +405,14 @@ class NetworkClient:
         for channel in self.channels:
             if not channel.is_open and not channel.closed:
                 if now_s >= channel.connect_deadline_s:
-                    self.fail(channel, channel.transport.timed_out(), now_s)
+                    self.fail(channel, channel.transport.timeout_error(), now_s)
                     continue
                 if channel.transport.targets.is_silent(now_s):
                     self._advance(channel, now_s, skip=True)
             due_s = channel.connection.next_deadline_s
             if due_s is not None and now_s >= due_s:
                 self._expire(channel, now_s)
-            if channel.draining and not channel.connection.in_flight and not channel.unwritten:
+            if channel.draining and not channel.connection.in_flight and not channel.has_unwritten:
                 self.fail(channel, StreamEnded("drained"), now_s)
 
     def _expire(self, channel: Channel, now_s: float) -> None:
@@ -433,7 +433,7 @@ class NetworkClient:
         channel.transport.note_silence()
         channel.draining = True
         self._draining.add(channel)
-        if not channel.connection.in_flight and not channel.unwritten:
+        if not channel.connection.in_flight and not channel.has_unwritten:
             self.fail(channel, StreamEnded("drained"), now_s)
 
     def fail(self, channel: Channel, cause: Exception, now_s: float) -> None:

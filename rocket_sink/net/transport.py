@@ -131,7 +131,7 @@ class Transport:
         most one record."""
         self.targets = Targets(*parts, resolver)
         if self.targets.look_up.done:
-            self._resolved()
+            self._begin_connecting()
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 before there is a socket."""
@@ -149,7 +149,7 @@ class Transport:
             return False
         if self.state is StreamState.RESOLVING:
             if self.targets.look_up.done:
-                self._resolved()
+                self._begin_connecting()
             return False
         if self.state is StreamState.CONNECTING:
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -159,7 +159,7 @@ class Transport:
                 return False
             if not self._is_connected():
                 return False  # The event was not of this socket, or came too early.
-            self._connected()
+            self._begin_stream()
         if self.state is StreamState.HANDSHAKING:
             self._handshake()
         return self.state is StreamState.OPEN
@@ -213,9 +213,9 @@ class Transport:
 
     def _check_refusal(self, error: OSError) -> None:
         if not self._heard and tls.refuses_us(error):
-            raise self._refused(error) from error
+            raise self._refusal_error(error) from error
 
-    def _refused(self, error: OSError) -> TlsError:
+    def _refusal_error(self, error: OSError) -> TlsError:
         assert self._security is not None and self._tls is not None
         why = tls.explain(error, self._server_name, answered=self._tls.answered)
         final = not self._security.reload(self._context) and tls.is_final(error)
@@ -241,7 +241,7 @@ class Transport:
             with contextlib.suppress(OSError):
                 self._socket.close()
 
-    def timed_out(self) -> ConnectError:
+    def timeout_error(self) -> ConnectError:
         """Return the error for a connect that took too long."""
         if self.state is StreamState.RESOLVING:
             return self._unknown_host("the name look-up took too long")
@@ -257,7 +257,7 @@ class Transport:
             address=self.address,
         )
 
-    def _resolved(self) -> None:
+    def _begin_connecting(self) -> None:
         error = self.targets.look_up.error
         if error is not None:
             self.state = StreamState.CLOSED
@@ -308,7 +308,7 @@ class Transport:
             return False
         return True
 
-    def _connected(self) -> None:
+    def _begin_stream(self) -> None:
         if self._security is None:
             self.state, self.wants_write = StreamState.OPEN, False
             self._stream = self._socket
@@ -340,7 +340,7 @@ class Transport:
         try:
             done = self._tls.handshake()
         except OSError as error:
-            raise self._refused(error) from error
+            raise self._refusal_error(error) from error
         self.wants_write = self.unsent = self._tls.unsent
         if done:
             self.state = StreamState.OPEN

@@ -278,7 +278,7 @@ class FaultTable:
             self.store[item.broker_name] = replace(item, check_s=now_s + PROBE_INTERVAL_S)
         return [item.broker_name for item in due]
 
-    def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
+    def note_probe(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
         """Enter the result of a probe; return an event like `update`. A broker that answers is
         reachable again, and its isolation ends as planned (as in 5.x). Otherwise the isolation is
         extended beyond the next probe."""

@@ -54,7 +54,7 @@ def rendezvous(
         salt = np.uint64(sip_hash24(candidates[index].encode()) & _MASK)
         score = _mix(keys ^ salt)
         if weights is not None:
-            score = _weighted(score, weights[index])
+            score = _weighted_scores(score, weights[index])
         wins = score > highest if position else np.ones(len(keys), np.bool_)
         best[wins], highest[wins] = index, score[wins]
     return best
@@ -68,7 +68,7 @@ def _mix(value: IntArray) -> IntArray:
     return mixed
 
 
-def _weighted(score: IntArray, weight: int) -> IntArray:
+def _weighted_scores(score: IntArray, weight: int) -> IntArray:
     # Add 0.5, so that the logarithm's argument is never 0 or 1.
     uniform = ((score >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     weighted: IntArray = weight / -np.log(uniform)

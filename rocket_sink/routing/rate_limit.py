@@ -43,16 +43,16 @@ class TokenBucket:
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """Return the seconds until `amount` may be spent."""
-        missing = min(amount, self._capacity) - self._grown(now_s)
+        missing = min(amount, self._capacity) - self._tokens_at(now_s)
         # Ignore rounding errors.
         return missing / self.per_second if missing > 1e-9 * self._capacity else 0.0
 
     def spend(self, amount: float, now_s: float) -> None:
         """Take tokens; the caller has waited until `wait_s` returns 0."""
-        self._saved = self._grown(now_s) - amount
+        self._saved = self._tokens_at(now_s) - amount
         self._at_s = max(now_s, self._at_s)
 
-    def _grown(self, now_s: float) -> float:
+    def _tokens_at(self, now_s: float) -> float:
         elapsed_s = max(0.0, now_s - self._at_s)
         return min(self._capacity, self._saved + elapsed_s * self.per_second)
 
@@ -79,7 +79,7 @@ class AimdWindow:
             self.limit = max(1.0, min(self.limit, in_flight) * CUT)
             self._cut_s = now_s
 
-    def stored(self) -> None:
+    def grow(self) -> None:
         self.limit = min(self._most, self.limit + 1.0 / self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:

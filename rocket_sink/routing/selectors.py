@@ -245,7 +245,7 @@ class Ranking(Generic[Target]):
         """
         groups = self._groups.get(last)
         if groups is None:
-            groups = self._groups[last] = self._grouped(last)
+            groups = self._groups[last] = self._groups_by_rank(last)
         for group in groups:
             is_best = group is groups[0] or group.rank & ~(FAR | LAST) == self._least
             if not is_best and (not worse or group.rank >= UNREACHABLE):
@@ -257,7 +257,7 @@ class Ranking(Generic[Target]):
                 return broker.take()
         return None
 
-    def _grouped(self, last: str | None) -> list[Equals[Target]]:
+    def _groups_by_rank(self, last: str | None) -> list[Equals[Target]]:
         groups: dict[int, list[RouteBroker[Target]]] = {}
         for broker in self.brokers:
             rank = self._ranks[broker.name] | (LAST if broker.name == last else 0)

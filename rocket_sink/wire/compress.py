@@ -104,7 +104,8 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = Limits.BODY_BYTES)
     if len(data) > cap:
         raise RemoteProtocolError(f"a body inflates to more than {cap} bytes")
     if inflater.unused_data and kind is not CompressionType.ZLIB:
-        # Clients write one frame. Java tries to decode bytes after it, except with zlib.
+        # Clients write one frame. Java tries to decode bytes after it (except with zlib), and may
+        # fail. So refuse such bodies.
         count = len(inflater.unused_data)
         raise RemoteProtocolError(f"{count} bytes follow the frame of a {kind.name} body")
     if not inflater.eof:

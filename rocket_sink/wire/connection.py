@@ -246,14 +246,14 @@ class Connection:
                 if self._in_groups:
                     while many := reader.next_answers():
                         for answers in many:
-                            self._answered_many(answers, events)
+                            self._take_answers(answers, events)
                 frame = reader.next_frame()
                 if frame is None:
                     break
                 if frame.flag & 1:
                     if frame.remark is not None and self._hide is not None:
                         frame.remark = self._hide(frame.remark)
-                    events.append(self._answered(frame))
+                    events.append(self._take_answer(frame))
                 else:
                     events.append(PeerRequest(frame))
         except RemoteProtocolError as error:
@@ -261,7 +261,7 @@ class Connection:
             events.append(Violation(error))
         return events
 
-    def _answered(self, frame: Frame) -> Event:
+    def _take_answer(self, frame: Frame) -> Event:
         pending = self._pending.pop(frame.opaque, None)
         if pending is None:
             self.unexpected_answers += 1
@@ -272,7 +272,7 @@ class Connection:
         pending.settled = not pending.count
         return Answered(pending.token, frame, pending.sent_s)
 
-    def _answered_many(self, answers: Answers, events: list[Event]) -> None:
+    def _take_answers(self, answers: Answers, events: list[Event]) -> None:
         """Append an event for each run of answers to one group, and for each other answer."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
@@ -290,7 +290,7 @@ class Connection:
                     frame = answers.frame(index)
                     if pending is not None:
                         self._pending[frame.opaque] = pending
-                    events.append(self._answered(frame))
+                    events.append(self._take_answer(frame))
             start = end
 
     def expire(self, now_s: float, *, extended_s: float = -math.inf) -> list[Pending]:

@@ -412,8 +412,8 @@ def _decode_pairs(header: bytes, at: int) -> dict[str, str]:
     ext: dict[str, str] = {}
     entries = 0
     while at < len(header):
-        name, at = _sized(header, at, _SHORT)
-        value, at = _sized(header, at, _INT)
+        name, at = _sized_text(header, at, _SHORT)
+        value, at = _sized_text(header, at, _INT)
         entries += 1
         if entries > Limits.EXT_ENTRIES:
             raise RemoteProtocolError(f"the header has more than {Limits.EXT_ENTRIES} fields")
@@ -424,7 +424,7 @@ def _decode_pairs(header: bytes, at: int) -> dict[str, str]:
     return ext
 
 
-def _sized(header: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+def _sized_text(header: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     if at + size.size > len(header):
         raise RemoteProtocolError("the header ends inside a field")
     (length,) = size.unpack_from(header, at)

@@ -135,7 +135,7 @@ def decode_route(body: bytes | memoryview | None) -> TopicRoute:
 
 def _queue_data(item: Any) -> QueueData:
     return QueueData(
-        checked_name("brokerName", _required(item, "brokerName", str)),
+        checked_name("brokerName", _required_value(item, "brokerName", str)),
         _count(item, "readQueueNums"),
         _count(item, "writeQueueNums"),
         _int32(item, "perm", 0),
@@ -143,12 +143,12 @@ def _queue_data(item: Any) -> QueueData:
 
 
 def _broker_data(item: Any) -> BrokerData:
-    addresses = _required(item, "brokerAddrs", dict)
+    addresses = _required_value(item, "brokerAddrs", dict)
     if len(addresses) > Limits.ROUTE_BROKERS:
         raise RemoteProtocolError("a broker has too many addresses in the route")
     return BrokerData(
         checked_name("cluster", _optional(item, "cluster", str) or ""),
-        checked_name("brokerName", _required(item, "brokerName", str)),
+        checked_name("brokerName", _required_value(item, "brokerName", str)),
         {_key(number): _address(address) for number, address in addresses.items()},
     )
 
@@ -184,7 +184,7 @@ def _optional(item: Any, name: str, kind: type) -> Any:
     )
 
 
-def _required(item: Any, name: str, kind: type) -> Any:
+def _required_value(item: Any, name: str, kind: type) -> Any:
     value = _optional(item, name, kind)
     if value is None or value == "":
         raise RemoteProtocolError(f"an entry of the route has no {name}")

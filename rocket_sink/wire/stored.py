@@ -155,11 +155,11 @@ def iter_stored(
         message, body = _decode_one(view[:size])
         view = view[size:]
         if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
-            for inner in _unwrap(replace(message, body=_inflated(message, body)), allowance):
+            for inner in _unwrap(replace(message, body=_inflated_body(message, body)), allowance):
                 if wanted is None or wanted(inner.properties):
                     yield inner if bodies else replace(inner, body=b"")
         elif wanted is None or wanted(message.properties):
-            yield replace(message, body=_inflated(message, body)) if bodies else message
+            yield replace(message, body=_inflated_body(message, body)) if bodies else message
 
 
 @lru_cache
@@ -223,7 +223,7 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
     return message, body
 
 
-def _inflated(message: StoredMessage, body: bytes) -> bytes:
+def _inflated_body(message: StoredMessage, body: bytes) -> bytes:
     if not body or not message.sys_flag & SysFlag.COMPRESSED:
         return body
     try:

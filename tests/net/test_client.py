@@ -125,7 +125,7 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     wait(lambda: len(errors) == 2)
     assert channel.is_open and not channel.draining
     last = call(3, drain)
-    wait(lambda: not channel.unwritten)
+    wait(lambda: not channel.has_unwritten)
     peer, answer = late[0]
     peer.port.loop.call(lambda: peer.send(answer))
     wait(lambda: channel.connection.unexpected_answers)

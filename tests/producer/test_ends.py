@@ -91,7 +91,7 @@ def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
 def test_unsent_messages_of_a_connection_have_an_error_each():
     cause = ProducerClosedError("the producer was closed")
     channel = object.__new__(Channel)
-    first, second = (channel._lost(cause, written=False) for _ in range(2))
+    first, second = (channel._loss_error(cause, written=False) for _ in range(2))
     first.facts["topic"] = "orders"
     assert first is not second
     assert "topic" not in second.facts

@@ -188,13 +188,13 @@ def test_brokers_that_are_unknown_here_are_left_to_those_who_know_them():
 def test_a_dead_probe_extends_and_a_live_one_lets_isolation_run_out():
     faults = table()
     bad(faults, "a")
-    assert faults.probed("a", NOW + 9, alive=False) is not None
+    assert faults.note_probe("a", NOW + 9, alive=False) is not None
     assert not is_reachable(faults, "a")
     assert not is_available(faults, "a", NOW + 12.9)
-    assert faults.probed("a", NOW + 11, alive=True) is None
+    assert faults.note_probe("a", NOW + 11, alive=True) is None
     assert is_reachable(faults, "a")
     assert is_available(faults, "a", NOW + 13)
-    assert faults.probed("nobody", NOW, alive=True) is None
+    assert faults.note_probe("nobody", NOW, alive=True) is None
 
 
 def test_a_frozen_detector_does_not_keep_a_broker_away():
@@ -247,7 +247,7 @@ def test_every_isolation_ends_by_time(profile, history):
         elif kind == "bad":
             bad(faults, name, now_s, latency_ms)
         else:
-            faults.probed(name, now_s, alive=kind == "probe")
+            faults.note_probe(name, now_s, alive=kind == "probe")
     longest_s = PROFILES[profile].classes[-1][1] / 1000
     assert all(is_available(faults, name, now_s + longest_s) for name in "ab")
 
@@ -260,7 +260,7 @@ def test_an_unavailable_broker_was_announced(history):
         now_s += wait_s
         call = {"good": good, "bad": lambda f, n, ms, t: bad(f, n, t, ms)}.get(kind)
         if call is None:
-            event = faults.probed(name, now_s, alive=kind == "probe")
+            event = faults.note_probe(name, now_s, alive=kind == "probe")
         else:
             event = call(faults, name, latency_ms, now_s)
         if event is not None:

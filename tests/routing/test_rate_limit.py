@@ -101,5 +101,5 @@ class TestAimdWindow:
     def test_it_grows_by_about_one_per_window_of_stored_answers(self) -> None:
         window = AimdWindow(40, 0.0)
         for _ in range(20):
-            window.stored()
+            window.grow()
         assert 20.9 < window.limit <= 21.0

@@ -117,7 +117,7 @@ class Broker:
         for _ in range(requests):
             if self.window is None:
                 return
-            self.window.stored()
+            self.window.grow()
             if self.proxy is None and self.window.limit >= full_size:
                 self.window = None
 

@@ -52,7 +52,7 @@ class Probes:
         self._run_s = now_s
         for name in [name for name, failed_s in self._open.items() if self._driven_s >= failed_s]:
             del self._open[name]
-            self._faults.probed(name, now_s, alive=False)
+            self._faults.note_probe(name, now_s, alive=False)
 
     def send(self, addresses: dict[str, str], now_s: float) -> None:
         """Probe the brokers whose probe is due. Nobody waits for a broker whose topics are out of
@@ -83,7 +83,7 @@ class Probes:
         if is_pending:
             del self._open[name]
         if answer is not None or (is_pending and now_s < deadline_s):
-            self._faults.probed(name, now_s, alive=answer is not None)
+            self._faults.note_probe(name, now_s, alive=answer is not None)
 
 
 class Heartbeats:

@@ -138,7 +138,7 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used,
     table.update(bad.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
     probed_s = []
     monkeypatch.setattr(
-        engine.brokers.faults, "probed", lambda *args, **more: probed_s.append(clock())
+        engine.brokers.faults, "note_probe", lambda *args, **more: probed_s.append(clock())
     )
     began_s = clock()
     while clock() < began_s + 10 * IN_USE_S:
