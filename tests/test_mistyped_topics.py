@@ -9,7 +9,9 @@ import pytest
 
 from rocket_sink import Message, Producer, TableProducer
 from rocket_sink.cli import main
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.testing.script import Behaviour
+from rocket_sink.wire.codes import RequestCode
 
 
 def by_send(servers: str, topic: str) -> None:
@@ -44,3 +46,17 @@ def test_a_mistyped_topic_is_a_warning(
     assert warning.startswith("no name server knows the topic oders yet: the first send creates it")
     assert "unless the option createTopic is empty" in warning
     assert warning.endswith("check its name, the nearest existing topic is orders")
+
+
+@pytest.mark.parametrize("behaviour", [Drop(), Answer(16, "not allowed")])
+def test_no_send_waits_for_the_list_of_topics(
+    caplog: pytest.LogCaptureFixture, behaviour: Behaviour
+) -> None:
+    code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+    with FakeCluster(brokers=1) as cluster:
+        cluster.on_name_server(code, behaviour, times=None)
+        # One look-up may wait longer for a name server than this send has time.
+        with Producer(nameServer=cluster.name_server, sendMsgTimeout=900) as producer:
+            producer.send(Message("oders", b"a"))
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.endswith("; check its name")

@@ -390,10 +390,9 @@ class Routes:
             answers, now_s = yield requests.get_route(self._template), True
             if self._take_template(state, answers, now_s):
                 if state.misses == 1 and not is_system_topic(state.name):
-                    answers, now_s = yield Frame(_ALL_TOPICS), True
-                    topics = (name for frame in answers.values() for name in _topics_in(frame))
-                    hint = name_hint(state.name, topics, self._namespace)
-                    _LOG.warning("%s%s", will_be_created(state.name), hint)
+                    # The look-up does not wait for this answer, because sends wait for the look-up.
+                    warn = partial(self._warn_of_new, state.name)
+                    self._name_servers.ask(Frame(_ALL_TOPICS), warn, now_s, of_all=True)
                 return
             registered = None
         if registered is None:
@@ -434,9 +433,16 @@ class Routes:
         state.fetching, (frame, of_all) = True, question
         on_end = partial(self._go_on, state, look_up)
         codes = ANSWERS
-        if frame.code in (RequestCode.GET_BROKER_CLUSTER_INFO, _ALL_TOPICS):
+        if frame.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             codes |= {ResponseCode.REQUEST_CODE_NOT_SUPPORTED}  # the answer of a proxy
         self._name_servers.ask(frame, on_end, now_s, of_all=of_all, codes=codes)
+
+    def _warn_of_new(
+        self, topic: str, answers: Answers, error: Unavailable | None, now_s: float
+    ) -> None:
+        """Warn of a topic that the first send creates; without an answer, name no nearest topic."""
+        topics = (name for frame in answers.values() for name in _topics_in(frame))
+        _LOG.warning("%s%s", will_be_created(topic), name_hint(topic, topics, self._namespace))
 
     def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
         try:
