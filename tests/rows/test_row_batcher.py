@@ -20,6 +20,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 from rocket_sink.rows.sort import RowSorter
+from rocket_sink.spark.foreach_task import _time_of as time_of
 
 OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})
 
@@ -256,13 +257,9 @@ def test_times_without_a_zone_are_sorted_as_they_are_written(hours: str, new_yor
 
 
 def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) -> None:
-    """TimestampType.fromInternal returns such moments with `fold` set."""
-    from pyspark.sql.types import TimestampType
-
+    """Spark returns such moments with `fold` set."""
+    year_1_s = calendar.timegm((1, 1, 1, 0, 0, 0))  # No datetime holds this time in New York.
     begin_s = calendar.timegm((2024, 11, 3, 4, 30, 0))
-    moments = [
-        TimestampType().fromInternal((begin_s + minutes * 60) * 1_000_000)
-        for minutes in range(0, 180, 20)
-    ]
-    ordered = in_order(list(reversed(moments)))
-    assert [(at, at.fold) for at in ordered if at] == [(at, at.fold) for at in moments]
+    seconds = [year_1_s, year_1_s + 60, *range(begin_s, begin_s + 10_800, 1200)]
+    moments = [time_of(second * 1_000_000) for second in seconds]
+    assert [id(at) for at in in_order(moments[::-1])] == [id(at) for at in moments]

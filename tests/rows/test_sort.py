@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,8 +14,11 @@ from rocket_sink.rows.sort import RowSorter
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 20])
-def test_order_of_rows_without_a_key(memory_bytes: int) -> None:
+def test_order_of_rows_without_a_key(
+    memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch in which no row has a key has no `order_by` column."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/other")
     sorter = RowSorter(memory_bytes=memory_bytes)
     sorter.add(RowBatch(pa.array([b"5"]), "t", order_by=pa.array([5])))
     keys = pa.array([None, "k", None])
@@ -21,7 +26,9 @@ def test_order_of_rows_without_a_key(memory_bytes: int) -> None:
                         order_by=pa.array([1, 2, 7])))  # fmt: skip
     sorter.add(RowBatch(pa.array([b"4"]), "t", order_by=pa.array([4])))
     bodies = [body for rows in sorter.sorted_rows() for body in rows.body.to_pylist()]
+    assert len(list(tmp_path.iterdir())) == (memory_bytes == 1)
     sorter.close()
+    assert not list(tmp_path.iterdir())
     assert [body for body in bodies if body != b"k"] == [b"1", b"4", b"5", b"7"]
 
 
