@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -21,17 +23,22 @@ from tests.run_command import run_command
 ROWS = 300
 
 
-def run(name_server: str, folder: Path, ctx: RunContext, nth: int = 1, **more: Any) -> None:
+def run(
+    name_server: str, folder: Path, ctx: RunContext, nth: int = 1, *, timed: bool = False,
+    options: Mapping[str, str] = MappingProxyType({}), **more: Any,
+) -> None:  # fmt: skip
     """Run a task with `ROWS` rows, and fold its ledger rows."""
-    options = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20)
+    parsed = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20, **options)
     rows: list[pa.RecordBatch] = []
     columns = {"body": [f"{ctx.epoch}-{n}" for n in range(ROWS)],
                "keys": [[f"key-{n}"] for n in range(ROWS)], **more}  # fmt: skip
     batch = pa.RecordBatch.from_pydict(columns)
     pool = ProducerPool(make=lambda own: SendEngine(own, shared=None))
-    runner = TaskRunner(options, ctx, emit=rows.append, pool=pool, keeps_dead_letters=True)
+    runner = TaskRunner(
+        parsed, ctx, emit=rows.append, pool=pool, keeps_dead_letters=True, timed=timed
+    )
     with contextlib.closing(pool), runner:
-        runner.feed(batch, resolve_columns(batch.schema, options))
+        runner.feed(batch, resolve_columns(batch.schema, parsed))
         runner.finish()
     rows.append(confirmed(ctx, ROWS, rows_in=ROWS))
     store(folder, in_order(rows, nth << 32))

@@ -24,8 +24,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import clean
 
 _FIGURES: Final = (
-    "acknowledged", "found", "missing", "twice", "not_due", "expired", "unacknowledged",
-    "unchecked", "foreign",
+    "acknowledged", "found", "missing", "twice", "not_due", "expired", "unacknowledged", "foreign",
 )  # fmt: skip
 _MEANING: Final = {
     "acknowledged": "rows that the ledger says are stored",
@@ -35,7 +34,6 @@ _MEANING: Final = {
     "not_due": "delayed messages that wait at their brokers",
     "expired": "messages of a part that retention has deleted",
     "unacknowledged": "messages of the ledger's queries without an answer that counts",
-    "unchecked": "delayed or half messages whose ids do not tell their batch",
     "foreign": "messages of other producers",
 }
 _OF_TABLE: Final = {

@@ -60,15 +60,16 @@ class RunContext:
     lane: str = ""
 
 
-BETWEEN_HALVES: Final = "\x02"
-"""Separator in `half_messages`. Ids cannot contain it: RocketMQ ends each property with it."""
+BETWEEN_IDS: Final = "\x02"
+"""Separator in `message_ids` and `half_messages`. Ids cannot contain it: RocketMQ ends each
+property with it."""
 
 
 class GroupFacts(NamedTuple):
     """Columns of a send row that sums up a group of single messages."""
 
     frames: int
-    last_message_id: str
+    message_ids: str
     rtt_min_ms: float
     rtt_p50_ms: float
     rtt_p95_ms: float
@@ -78,18 +79,18 @@ class GroupFacts(NamedTuple):
     @classmethod
     def of(cls, stored: StoredFrames, message_ids: pa.Array, *, half: bool) -> GroupFacts:
         """Return the facts of a group; `message_ids` are the client ids of its messages."""
+        import pyarrow.compute as pc
+
         ids = message_ids.take(pa.array(stored.indices))
+        lists = pa.ListArray.from_arrays([0, len(ids)], ids)
+        joined = pc.binary_join(lists, BETWEEN_IDS)[0].as_py()
         halves = None
         if half:
             brokers_ids = stored.offset_message_ids.astype(str).tolist()
-            offsets = stored.queue_offsets.tolist()
-            each = zip(brokers_ids, offsets, ids.to_pylist(), strict=True)
-            halves = BETWEEN_HALVES.join(
-                f"{broker_id}:{at}:{message_id}" for broker_id, at, message_id in each
-            )
+            each = zip(brokers_ids, stored.queue_offsets.tolist(), strict=True)
+            halves = BETWEEN_IDS.join(f"{broker_id}:{at}" for broker_id, at in each)
         least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
-        last = ids[int(stored.indices.argmax())].as_py()
-        return cls(len(stored), last, least, p50, p95, p99, halves)
+        return cls(len(stored), joined, least, p50, p95, p99, halves)
 
 
 def send_rows(

@@ -116,12 +116,12 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("half", "BOOLEAN", (SEND,), "a half message (delivery=transactional): delivered once its epoch is ended"),
 
     Column("frames", "INT", (SEND,), "requests that the row stands for: single messages of a group that were all acknowledged at once; null: one"),
-    Column("last_message_id", "STRING", (SEND,), "group: client message id of its last message"),
+    Column("message_ids", "STRING", (SEND,), "group: client message ids of all its messages, separated by the character 2"),
     Column("rtt_min_ms", "DOUBLE", (SEND,), "group: shortest time to an answer; rtt_ms is the longest"),
     Column("rtt_p50_ms", "DOUBLE", (SEND,), "group: median time to an answer"),
     Column("rtt_p95_ms", "DOUBLE", (SEND,), "group: 95th percentile of the times to an answer"),
     Column("rtt_p99_ms", "DOUBLE", (SEND,), "group: 99th percentile of the times to an answer"),
-    Column("half_messages", "STRING", (SEND,), "group of half messages: offset_message_id:queue_offset:message_id of each, separated by the character 2"),
+    Column("half_messages", "STRING", (SEND,), "group of half messages: offset_message_id:queue_offset of each, in the order of message_ids, separated by the character 2"),
 
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
     Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the dead letters of one task attempt, and so of a key"),

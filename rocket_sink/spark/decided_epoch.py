@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import DeliveryError, ProtocolError
 from rocket_sink.ledger.append.table import rows_of_epoch
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.records import BETWEEN_HALVES
+from rocket_sink.ledger.records import BETWEEN_IDS
 from rocket_sink.ledger.schema import SEND, TRANSACTION
 from rocket_sink.producer.admin.half_commits import HALVES
 from rocket_sink.wire.ids import decode_offset_message_id
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
-    "half_messages", "run_id", "lane", "at",
+    "message_ids", "half_messages", "run_id", "lane", "at",
 )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ def read_halves(sends: pa.Table) -> pa.Table:
     groups = sends.filter(is_group)
     names = ("topic", "broker_name", "queue_id")
     try:
-        row, broker_ids, queue_offsets, ids = _half_messages(groups.column("half_messages"))
+        row, broker_ids, queue_offsets = _half_messages(groups.column("half_messages"))
+        ids = pc.list_flatten(pc.split_pattern(groups.column("message_ids"), BETWEEN_IDS))
         rows = pa.concat_tables([
             singles.select([*names, "queue_offset", "offset_message_id", "message_id"]),
             groups.select(names).take(row)
@@ -98,15 +99,13 @@ def read_halves(sends: pa.Table) -> pa.Table:
     return pa.table(columns, HALVES.names).cast(HALVES)
 
 
-def _half_messages(
-    groups: pa.ChunkedArray,
-) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
-    """Return (row of its group, broker's message id, queue offset, client's message id) of each
-    half message in the column `half_messages`, which has no nulls."""
-    lists = pc.split_pattern(groups.combine_chunks(), BETWEEN_HALVES)
-    parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
-    broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
-    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids
+def _half_messages(groups: pa.ChunkedArray) -> tuple[pa.Array, pa.StringArray, pa.Int64Array]:
+    """Return (row of its group, broker's message id, queue offset) of each half message in the
+    column `half_messages`, which has no nulls."""
+    lists = pc.split_pattern(groups.combine_chunks(), BETWEEN_IDS)
+    parts = pc.split_pattern(pc.list_flatten(lists), ":")
+    broker_ids, offsets = (pc.list_element(parts, number) for number in range(2))
+    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64())
 
 
 _FORM: Final = "^([0-9a-fA-F]{32}|[0-9a-fA-F]{56})$"

@@ -13,7 +13,7 @@ import pytest
 
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
-from rocket_sink.ledger.records import GroupFacts, in_order, send_rows
+from rocket_sink.ledger.records import BETWEEN_IDS, GroupFacts, in_order, send_rows
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
@@ -32,23 +32,21 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-Delete = Callable[[int], None]
+Delete = Callable[[StoredMessage], None]
 
 
 @pytest.fixture
 def delete(monkeypatch: pytest.MonkeyPatch) -> Delete:
-    """Return a function that makes a message of the queue 1 of broker-a unreadable."""
+    """Return a function that makes a message unreadable."""
     read = Admin.read_queue
-    gone: set[int] = set()
+    gone: list[str | None] = []
 
     def reading(self: Admin, queue: MessageQueue, *ends: int) -> Iterator[StoredMessage]:
-        for message in read(self, queue, *ends):
-            is_other = (queue.broker_name, queue.queue_id) != ("broker-a", 1)
-            if is_other or message.queue_offset not in gone:
-                yield message
+        return (message for message in read(self, queue, *ends) if message.message_id not in gone)
 
     monkeypatch.setattr(Admin, "read_queue", reading)
-    return gone.add
+    monkeypatch.setattr(Admin, "hidden_copies", lambda *_: iter(()))  # Scripted brokers have none.
+    return lambda message: gone.append(message.message_id)
 
 
 def queue_of(cluster: FakeCluster) -> list[StoredMessage]:
@@ -58,26 +56,46 @@ def queue_of(cluster: FakeCluster) -> list[StoredMessage]:
     return messages
 
 
+DELAYED = {"delay_level": [*[3] * 200, *[None] * 100]}
+
+
+@pytest.mark.parametrize("is_delayed", [True, False], ids=["delayed", "plain"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"timed": True},
+        {"options": {"delivery": "effectively_once", "replayCheck": "always"}},
+        {"message_id": [f"order-{n}" for n in range(ROWS)]},
+    ],
+    ids=["of batches", "of contents", "effectively once", "of the rows"],
+)
 def test_deleted_doubled_and_foreign_messages_are_told(
-    cluster: FakeCluster, tmp_path: Path, delete: Delete
+    cluster: FakeCluster, tmp_path: Path, delete: Delete, form: dict[str, Any], is_delayed: bool
 ) -> None:
+    """The messages have each form of ids."""
     ledger = tmp_path / "ledger"
     for epoch in range(2):
-        run(cluster.name_server, ledger, context(epoch=epoch, task_attempt_id=epoch), epoch + 1)
+        ctx = context(epoch=epoch, task_attempt_id=epoch)
+        ids = [f"{epoch}-{text}" for text in form.get("message_id", ())]
+        more = {**form, "message_id": ids} if ids else form
+        run(cluster.name_server, ledger, ctx, epoch + 1, **DELAYED, **more)
     sums = verified(cluster.name_server, "--ledger", str(ledger))
     assert sums == {"topic": "t", "acknowledged": 600, "found": 600, "adds_up": True}
-    queue = queue_of(cluster)
-    delete(25)
-    cluster.brokers[0].store.append(queue[3])
+    messages = [m for broker in cluster.brokers for m in broker.store.messages("t")]
+    lost, doubled = [m for m in messages if ("DELAY" in m.properties) is is_delayed][:2]
+    delete(lost)
+    cluster.brokers[0].store.append(doubled)
     with Producer(nameServer=cluster.name_server) as producer:
-        producer.send(Message("t", b"somebody else's"))
+        producer.send(Message("t", b"somebody else's", delay_level=3 if is_delayed else 0))
     faults = verified(cluster.name_server, "--ledger", str(ledger), code=1)
     assert faults == {
         "topic": "t", "acknowledged": 600, "found": 599, "missing": 1, "twice": 1, "foreign": 1,
     }  # fmt: skip
     text = run_command("verify", "-n", cluster.name_server, "-t", "t", "--ledger", str(ledger)).out
     assert "It does not add up." in text
-    assert "missing: broker-a:1 @25" in text and f"{queue[3].message_id}" in text
+    place = lost.message_id if is_delayed else f"broker-a:{lost.queue_id} @{lost.queue_offset}"
+    assert f"missing: {place}" in text and f"{doubled.message_id}" in text
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
@@ -85,7 +103,7 @@ def test_a_message_is_missed_wherever_it_was(
     cluster: FakeCluster, tmp_path: Path, place: int, delete: Delete
 ) -> None:
     run(cluster.name_server, tmp_path / "ledger", context())
-    delete(queue_of(cluster)[place].queue_offset)
+    delete(queue_of(cluster)[place])
     faults = verified(cluster.name_server, "--ledger", str(tmp_path / "ledger"), code=1)
     assert faults["missing"] == 1 and faults["found"] == ROWS - 1
 
@@ -136,8 +154,8 @@ def sends_of(message_id: str, **more: Any) -> pa.RecordBatch:
 
 
 OWN, OTHER = "B" * 32, {42: "C" * 32}
-GROUP = {n: f"{'D' * 20}{n:012X}" for n in range(10, 20)}
-"""Ids of a batch; ten of its rows were delayed."""
+GROUP = {n: f"{n}{'D' * 30}" for n in range(10, 20)}
+"""Ids of a group of ten delayed rows."""
 
 
 @pytest.mark.parametrize(
@@ -181,7 +199,8 @@ def figures_of(result: Verification) -> dict[str, int]:
 
 def test_a_lost_message_of_a_delayed_group(tmp_path: Path) -> None:
     """Nine of ten ids were delivered, among them the first and the last; the tenth is lost."""
-    ctx, group = context(), GroupFacts(10, GROUP[19], 1.0, 1.0, 1.0, 1.0, None)
+    ctx, ids = context(), BETWEEN_IDS.join(GROUP.values())
+    group = GroupFacts(10, ids, 1.0, 1.0, 1.0, 1.0, None)
     sent = attempt(message_id=GROUP[10], message_count=10, queue_offset=-1)
     rows = [send_rows([sent], ctx, requests=[1], groups=[group]), accounts(ctx, acked=10)]
     path = Path(store(tmp_path, in_order([*rows, confirmed(ctx, 10)], 1 << 32)))
@@ -223,7 +242,7 @@ def test_keys_of_a_table_are_compared(cluster: FakeCluster, tmp_path: Path, dele
     assert verified(cluster.name_server, *named)["found"] == ROWS
     queue = queue_of(cluster)
     cluster.brokers[0].store.append(queue[3])
-    delete(7)
+    delete(queue[7])
     pq.write_table(pa.table({"order": [*keys, "not sent"][1:]}), file)
     faults = verified(cluster.name_server, *named, code=1)
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
