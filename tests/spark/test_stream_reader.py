@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,23 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.errors import (
+    ConfigurationError,
+    ConnectError,
+    OptionError,
+    PermissionDeniedError,
+    SendError,
+)
+from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark.datasource import register
+from rocket_sink.spark.reading import stream as module
+from rocket_sink.spark.reading.batch import queue_name
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.reading.stream import TopicStream
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire import requests
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.stored import StoredMessage
 
 TOPIC = "t"
@@ -155,6 +167,143 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster: FakeCluster, caplog: A
     assert end == offsets(1, 0, 0, 0)
     assert "the broker broker-b is away" in caplog.text
     assert bodies(stream, start, end) == ["000"]
+    # A query that runs outlives all brokers and name servers; a start needs one of each.
+    cluster.brokers[0].kill()
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    with pytest.raises(SendError):
+        reader(cluster).latestOffset(end, ReadAllAvailable())
+    cluster.forget_brokers()
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    cluster.stop_name_server()
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    cluster.start_name_server()
+    cluster.register()
+    for broker in cluster.brokers:
+        broker.restart()
+    assert stream.latestOffset(end, ReadAllAvailable()) == offsets(1, 0, 1, 0)
+
+
+def test_a_refusal_is_no_broker_that_is_away(cluster: FakeCluster) -> None:
+    stream = reader(cluster)
+    start = stream.initialOffset()
+    cluster.brokers[1].script.add(
+        Answer(ResponseCode.NO_PERMISSION), times=None,
+        matches=lambda frame: frame.code == RequestCode.GET_MAX_OFFSET,
+    )  # fmt: skip
+    with pytest.raises(PermissionDeniedError):
+        stream.latestOffset(start, ReadAllAvailable())
+
+
+def test_a_task_waits_for_its_broker(cluster: FakeCluster) -> None:
+    stream = reader(cluster)
+    start = stream.initialOffset()
+    fill(cluster, 2)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    cluster.brokers[0].kill()
+    cluster.stop_name_server()
+
+    def come_back() -> None:
+        cluster.start_name_server()
+        cluster.brokers[0].restart()
+
+    timer = threading.Timer(1.0, come_back)
+    timer.start()
+    assert bodies(stream, start, end) == ["000", "001"]
+    timer.join()
+
+
+def test_a_deleted_topic_is_an_error_if_messages_were_read(cluster: FakeCluster) -> None:
+    stream = reader(cluster)
+    fill(cluster, 2)
+    start = stream.latestOffset(offsets(0, 0, 0, 0), ReadAllAvailable())
+    cluster.delete_topic(TOPIC)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(ConfigurationError, match="made anew, or its broker has lost"):
+        stream.partitions(start, end)
+
+
+def test_a_time_to_start_from_is_for_the_first_epoch_only(cluster: FakeCluster) -> None:
+    """A script may give the present time at each start; the checkpoint decides."""
+    fill(cluster, 3)
+    late = reader(cluster, startTimestamp="1020")
+    assert late.initialOffset() == offsets(2, 0, 0, 0)
+    assert bodies(late, offsets(0, 0, 0, 0), offsets(3, 0, 0, 0)) == ["000", "001", "002"]
+
+
+def test_a_time_after_the_newest_message_of_an_old_broker(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers before 5.2 return the newest message's offset."""
+    fill(cluster, 3)
+    monkeypatch.setattr(
+        Admin, "offset_by_time", lambda self, queue, ms: max(self.max_offset(queue) - 1, 0)
+    )
+    assert reader(cluster, startTimestamp="5000").initialOffset() == offsets(3, 0, 0, 0)
+    assert reader(cluster, startTimestamp="1020").initialOffset() == offsets(2, 0, 0, 0)
+
+
+def test_a_namespace_is_part_of_topic_checkpoint_and_group(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic("space%t", 1)
+    noted = []
+    monkeypatch.setattr(
+        requests, "update_consumer_offset", lambda *noting: noted.append(noting) or 1 / 0
+    )
+    stream = reader(cluster, namespace="space", consumerGroup="g")
+    start = stream.initialOffset()
+    assert start == {"space%t": {"broker-a:0": 0, "broker-b:0": 0}}
+    with pytest.raises(ZeroDivisionError):
+        stream.commit(start)
+    assert noted == [(MessageQueue("space%t", "broker-a", 0), "space%g", 0)]
+    with pytest.raises(ConfigurationError, match="is of the topic t, and this query reads space%t"):
+        stream.latestOffset(offsets(0, 0, 0, 0), ReadAllAvailable())
+
+
+def test_the_group_follows_finished_epochs_and_skips_a_broker_that_is_away(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    noted: list[tuple[str, int]] = []
+
+    def note(self: Admin, queue: MessageQueue, group: str, offset: int) -> None:
+        if queue.broker_name == "broker-b":
+            raise ConnectError("away")
+        noted.append((queue_name(queue), offset))
+
+    monkeypatch.setattr(Admin, "set_consumer_offset", note)
+    stream = reader(cluster, consumerGroup="g")
+    start = stream.initialOffset()
+    fill(cluster, 2)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert noted == [("broker-a:0", 0), ("broker-a:1", 0)]
+    assert caplog.text.count("did not note") == 1
+    # Spark passes the end of the epoch at the next look, but commits it after the next epoch.
+    stream.latestOffset(end, ReadAllAvailable())
+    stream.commit(end)
+    assert noted[2:] == [("broker-a:0", 2)]
+
+
+def test_spark_before_4_2_passes_no_start(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ReadAllAvailable", None)
+    stream = reader(cluster)
+    fill(cluster, 1)
+    # Spark asks for the first offset after the first end.
+    end = stream.latestOffset()
+    fill(cluster, 1)
+    assert stream.initialOffset() == end == offsets(1, 0, 0, 0)
+    cluster.brokers[1].kill()
+    assert stream.latestOffset() == offsets(2, 0, 0, 0)
+    # A process that has just started does not know the offsets of a broker that is away.
+    with pytest.raises(SendError):
+        reader(cluster).latestOffset()
+    cluster.forget_brokers()
+    cluster.register("broker-a")
+    assert stream.latestOffset() == offsets(2, 0, 0, 0)
+    restarted = reader(cluster)
+    with pytest.raises(ConfigurationError, match="broker of broker-b:0, broker-b:1 was away when"):
+        restarted.partitions(offsets(1, 0, 0, 0), restarted.latestOffset())
 
 
 @pytest.mark.parametrize(

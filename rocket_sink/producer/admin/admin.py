@@ -4,6 +4,7 @@ changes a broker. Requests that change a broker's configuration are left out (CV
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +14,10 @@ from typing import Any, Final
 from rocket_sink.errors import (
     BrokerError,
     ConfigurationError,
+    GoAwayError,
+    Isolate,
     NoRouteError,
+    NotSentError,
     PermissionDeniedError,
     RejectedError,
     RocketSinkError,
@@ -42,19 +46,26 @@ _GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker creates for tools (SubscriptionGroupManager.init)."""
 _MASTER: Final = 0
 _EMPTY_PULLS: Final = 3
+_PAUSE_S: Final = 0.5
 _LATE_MS: Final = 60_000
 PULL_BYTES: Final = 1 << 20
 
 
 class Admin:
     """Synchronous calls to name servers and brokers; a context manager; not thread-safe. A call may
-    raise NotSentError, RejectedError or UnknownOutcomeError, within `timeout_s` per request."""
+    raise NotSentError, RejectedError or UnknownOutcomeError, within `timeout_s` per request. While
+    a queue's broker or the name servers are away, a request to it is repeated for `patience_s`."""
 
     def __init__(
-        self, options: SinkOptions | None = None, *, timeout_s: float = 5.0, **more: Any
+        self,
+        options: SinkOptions | None = None,
+        *,
+        timeout_s: float = 5.0,
+        patience_s: float = 0.0,
+        **more: Any,
     ) -> None:
         self.options = constructor_options(options, more)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HeaderTemplates(self.options)
         self._client = NetworkClient(self.options, sign=headers.added, hide=headers.hide)
         self._name_servers = NameServers(
@@ -192,7 +203,9 @@ class Admin:
         return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
 
     def set_consumer_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
-        """Set the offset from which a consumer group goes on with the queue."""
+        """Set the offset from which a consumer group goes on with the queue. The group gets the
+        namespace of the options, as in Java's consumers (ClientConfig.withNamespace)."""
+        group = with_namespace(self.options.namespace, group)
         self._invoke(queue, requests.update_consumer_offset(queue, group, offset))
 
     def _offset(self, queue: MessageQueue, frame: Frame) -> int:
@@ -377,17 +390,21 @@ class Admin:
         return f"check its name, or create it with {create_command(self.options, topic)}"
 
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Collection[int] = ()) -> Frame:
-        """Send a request to the queue's master. After a failure retry once, with a fresh route."""
-        for fresh in (False, True):
-            route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
-            address = _masters(route).get(queue.broker_name)
+        """Send a request to the queue's master. After a failure retry with a fresh route: once, or
+        until the patience ends while the broker is away."""
+        until_s = time.monotonic() + self._patience_s
+        for attempt in itertools.count():
             try:
+                route = self.topic_route(queue.topic) if attempt else self._route(queue.topic)
+                address = _masters(route).get(queue.broker_name)
                 if address is not None:
                     return self._call(queue.broker_name, address, frame, codes)
-            except SendError:
-                if fresh:
+                raise NoRouteError(f"broker {queue.broker_name} has no master at present")
+            except SendError as error:
+                if attempt and not (is_away(error) and time.monotonic() < until_s):
                     raise
-        raise NoRouteError(f"broker {queue.broker_name} has no master at present")
+                time.sleep(_PAUSE_S if attempt else 0)
+        raise AssertionError
 
     def _call(self, name: str, address: str, frame: Frame, codes: Collection[int] = ()) -> Frame:
         """Return a successful answer, or one with a code in `codes`; raise an error otherwise."""
@@ -409,6 +426,13 @@ class Admin:
         if error is not None:
             raise error
         return answers
+
+
+def is_away(error: SendError) -> bool:
+    """Return whether the error means that a name server or a broker is away, or too busy to answer,
+    and no refusal that a later request would meet, too."""
+    is_silence = isinstance(error, (NotSentError, GoAwayError))
+    return error.retriable and (is_silence or error.isolates is Isolate.BROKER)
 
 
 def create_command(options: SinkOptions, topic: str, *more: str) -> str:

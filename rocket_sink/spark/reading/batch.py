@@ -25,6 +25,9 @@ from rocket_sink.wire.stored import StoredMessage, memory_bytes
 
 _BATCH_ROWS: Final = 2000
 _BATCH_BYTES: Final = 8 << 20
+AWAY_S: Final = 120.0
+"""The time for which a task waits for a broker or name servers that are away. Spark's Kafka source
+waits as long (spark.network.timeout)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class MessageReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
-        with Admin(self.options) as admin:
+        with Admin(self.options, patience_s=AWAY_S) as admin:
             self.check_begin(partition, admin.min_offset(partition.queue))
             rows: list[tuple[str, StoredMessage]] = []
             size, next_offset = 0, partition.begin

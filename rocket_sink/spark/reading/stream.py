@@ -4,19 +4,21 @@ Spark's checkpoint has the offsets: {topic: {"broker-a:0": the next offset to re
 that starts again reads on where its last epoch ended, and a repeated epoch reads the same messages.
 
 - A queue that appears while the query runs is read from offset 0.
-- If a broker is away (no route, or no answer), its queues keep their offsets. Nothing is skipped,
-  and the query reads on when the broker is back.
+- If brokers or all name servers are away, their queues keep their offsets. Nothing is skipped, and
+  the query reads on when they are back. Only a start needs one name server and one broker.
 - `failOnDataLoss` is for messages that cannot be read any more: retention has deleted them, the
-  topic was made anew with fewer messages, or brokers refuse to read the queue.
+  topic was deleted or made anew with fewer messages, or brokers refuse to read the queue.
 
-Spark calls all methods but `read` in one process per query."""
+Spark calls all methods but `read` in one process per query. Before 4.2 it tells the reader no start
+of an epoch, and asks for the first offset after the first end. So the reader remembers both."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -24,7 +26,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from rocket_sink.errors import (
     ConfigurationError,
-    NameServerUnavailableError,
     OptionError,
     RocketSinkError,
     SendError,
@@ -33,7 +34,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.admin import Admin, is_away
 from rocket_sink.spark.reading.batch import MessageReader, QueueRange, parts_of, queue_name
 from rocket_sink.spark.reading.options import ReadOptions
 
@@ -61,7 +62,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         OptionError: a limit of epochs before Spark 4.2; an offset of a queue that is not there.
         NoRouteError: the name servers do not know the topic.
         ConfigurationError: the checkpoint is of another topic; with failOnDataLoss, messages that
-            cannot be read any more.
+            cannot be read any more; before Spark 4.2, an epoch without the queues of a broker.
     """
 
     asked: ReadOptions
@@ -74,6 +75,12 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The ends at the start of a query with the trigger availableNow."""
     _epoch_s: float = field(default=-math.inf, init=False)
     """The time at which the last epoch began."""
+    _first: Offsets | None = field(default=None, init=False)
+    """The offsets with which a new query begins."""
+    _seen: Offsets = field(default_factory=dict, init=False)
+    """The offsets that this process knows of, for Spark before 4.2."""
+    _noted: Offsets = field(default_factory=dict, init=False)
+    """The offsets that brokers have noted for the consumer group."""
 
     def __post_init__(self) -> None:
         asked = self.asked
@@ -84,14 +91,21 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2: earlier versions do "
                 "not tell a data source in Python where an epoch starts"
             )
-        self._batch = MessageReader(asked, self.options)
+        # A start that is given by time is for the first epoch only: a later start of the query may
+        # give another, and reads on from the checkpoint.
+        self._batch = MessageReader(replace(asked, start_timestamp=-1), self.options)
+        self._topic = with_namespace(self.options.namespace, self.options.topic)
 
     def initialOffset(self) -> dict[str, Offsets]:  # noqa: N802 (Spark's names)
-        admin, topic = self._connected(), self.options.topic
-        queues = admin.queues(topic)
-        self._batch.check_named(queues)
-        ranges = [self._batch.range_of(admin, queue) for queue in queues]
-        return {topic: {queue_name(each.queue): each.begin for each in ranges}}
+        if self._first is None:
+            admin, batch = self._connected(), MessageReader(self.asked, self.options)
+            queues = admin.queues(self.options.topic)
+            batch.check_named(queues)
+            begins = {queue: batch.range_of(admin, queue).begin for queue in queues}
+            if self.asked.start_timestamp >= 0:
+                begins = {queue: self._after(queue, begin) for queue, begin in begins.items()}
+            self._first = {queue_name(queue): begin for queue, begin in begins.items()}
+        return {self._topic: self._first}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._last_offsets = self._look({})
@@ -106,28 +120,43 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Offsets]:  # noqa: N802
         """Return the end of the next epoch; `start` if no epoch is due. Spark 4.0 and 4.1 pass no
         arguments."""
-        begins = self._offsets(start or {})
-        ends = self._look(begins)
+        if start is None:
+            # A failure is Spark's to see: it asks again if the query is a new one.
+            with contextlib.suppress(ConfigurationError):
+                self.initialOffset()
+        begins = dict(self._seen) if start is None else self._offsets(start)
+        if start is not None:
+            self._note(begins)  # The epoch before is finished, and Spark may commit it much later.
+        ends = self._look(begins, is_whole=start is not None)
         if self._last_offsets is not None:
             last = {**begins, **self._last_offsets}
             ends = {name: min(end, last[name]) for name, end in ends.items() if name in last}
         waiting = {name: max(0, end - begins.get(name, 0)) for name, end in ends.items()}
         if not self._is_due(sum(waiting.values()), limit):
-            return {self.options.topic: begins}
+            return {self._topic: begins}
         if most := getattr(limit, "max_rows", 0):
             ends = {
                 name: min(ends[name], begins.get(name, 0) + share)
                 for name, share in _shares(waiting, most).items()
             }
         self._epoch_s = time.monotonic()
-        return {self.options.topic: ends}
+        self._seen.update(ends)
+        return {self._topic: ends}
 
     def reportLatestOffset(self) -> dict[str, Offsets]:  # noqa: N802
         """Return the ends as of the last look; with them Spark's progress shows the lag."""
-        return {self.options.topic: self._ends}
+        return {self._topic: self._ends}
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
         begins, ends = self._offsets(start), self._offsets(end)
+        self._seen.update({**begins, **ends})
+        if missing := begins.keys() - ends.keys():
+            raise ConfigurationError(
+                f"the broker of {', '.join(sorted(missing))} was away when the query started again,"
+                " and Spark before 4.2 does not tell a source its offsets, so the epoch would lose "
+                "them: when the broker is back, delete the newest file in the folder offsets of "
+                "the checkpoint and start the query, or use Spark 4.2"
+            )
         ranges = [
             self._range(name, begins.get(name, 0), stop)
             for name, stop in ends.items()
@@ -140,18 +169,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._batch.read(partition)
 
     def commit(self, end: Any) -> None:
-        """Note the offsets of a finished epoch under `consumerGroup`. A failure is only logged,
-        because the query itself does not need the note."""
-        if not (group := self.asked.consumer_group):
-            return
-        for name, offset in self._offsets(end).items():
-            try:
-                self._connected().set_consumer_offset(self._queue(name), group, offset)
-            except RocketSinkError as error:
-                _LOG.warning(
-                    "the broker of %s did not note the offset %d of the consumer group %s: %s",
-                    name, offset, group, error,
-                )  # fmt: skip
+        self._note(self._offsets(end))
 
     def stop(self) -> None:
         if self._admin is not None:
@@ -164,26 +182,52 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admin
 
     def _offsets(self, checkpoint: Mapping[str, Any]) -> Offsets:
-        topic = self.options.topic
-        if checkpoint and topic not in checkpoint:
+        if checkpoint and self._topic not in checkpoint:
             raise ConfigurationError(
                 f"the checkpoint is of the topic {next(iter(checkpoint))}, and this query reads "
-                f"{topic}: take another checkpointLocation"
+                f"{self._topic}: take another checkpointLocation"
             )
-        return dict(checkpoint.get(topic, {}))
+        return dict(checkpoint.get(self._topic, {}))
+
+    def _after(self, queue: MessageQueue, offset: int) -> int:
+        """Return the offset after a message that is older than `startTimestamp`: for a time after
+        the newest message, brokers before 5.2 return that message's offset."""
+        messages, _ = self._connected().pull(queue, offset, max_messages=1)
+        is_older = any(each.store_ms < self.asked.start_timestamp for each in messages)
+        return offset + is_older
+
+    def _note(self, offsets: Offsets) -> None:
+        """Note the offsets of finished epochs under `consumerGroup`. A failure is only logged,
+        because the query itself does not need the note."""
+        away = set[str]()
+        for name, offset in offsets.items() if self.asked.consumer_group else ():
+            queue = self._queue(name)
+            if self._noted.get(name) == offset or queue.broker_name in away:
+                continue
+            try:
+                self._connected().set_consumer_offset(queue, self.asked.consumer_group, offset)
+                self._noted[name] = offset
+            except RocketSinkError as error:
+                away.add(queue.broker_name)
+                _LOG.warning(
+                    "the broker of %s did not note the offset %d of the consumer group %s: %s",
+                    name, offset, self.asked.consumer_group, error,
+                )  # fmt: skip
 
     def _queue(self, name: str) -> MessageQueue:
         broker, _, number = name.rpartition(":")
-        topic = with_namespace(self.options.namespace, self.options.topic)
-        return MessageQueue(topic, broker, int(number))
+        return MessageQueue(self._topic, broker, int(number))
 
-    def _look(self, begins: Offsets) -> Offsets:
-        """Return the ends of all queues. Queues of a broker that is away keep their offsets."""
+    def _look(self, begins: Offsets, *, is_whole: bool = True) -> Offsets:
+        """Return the ends of all queues. Queues of a broker that is away keep their offsets, so
+        raise its error if `begins` lacks them and is not `is_whole`."""
         ends, failures = dict(begins), dict[str, SendError | str]()
         try:
             self._queues = self._connected().queues(self.options.topic)
-        except NameServerUnavailableError as error:
-            if not self._queues:
+        except SendError as error:
+            # Without a route, either the topic is deleted, and brokers say so by its ends, or all
+            # its brokers are away.
+            if not self._queues or not is_away(error):
                 raise
             _LOG.warning("the queues of the last epoch are read: %s", error)
         queues = self._queues
@@ -194,16 +238,18 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 ends[queue_name(queue)] = self._connected().max_offset(queue)
             except SendError as error:
+                is_kept = is_whole or queue_name(queue) in begins
+                if not is_away(error) or not is_kept:
+                    raise
                 failures[queue.broker_name] = error
-        errors = [error for error in failures.values() if isinstance(error, SendError)]
-        if errors and failures.keys() == brokers:
-            raise errors[0]
+                if failures.keys() == brokers and not self._ends:
+                    raise
         names = {queue_name(queue) for queue in queues}
         for name in begins.keys() - names:
             if (broker := self._queue(name).broker_name) in brokers:
                 self._batch.report_loss(f"the topic {self.options.topic} has no queue {name} now")
             else:
-                failures[broker] = "no name server has a route to it"
+                failures[broker] = f"no name server has a route to {self._topic} there"
         for broker, failure in failures.items():
             _LOG.warning(
                 "the broker %s is away, and its queues are read when it is back: %s",
@@ -222,8 +268,9 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_late or waiting >= self.asked.min_offsets_per_trigger
 
     def _range(self, name: str, begin: int, end: int) -> QueueRange:
-        whole = QueueRange(self._queue(name), begin, end)
-        lowest = self._connected().min_offset(whole.queue)
+        whole, lowest = QueueRange(self._queue(name), begin, end), 0
+        with contextlib.suppress(SendError):  # The task waits for its broker, and checks again.
+            lowest = self._connected().min_offset(whole.queue)
         if begin > end:
             self._batch.report_loss(
                 f"{whole.queue} ends at offset {end}; the checkpoint has {begin}, so the topic was "
