@@ -117,6 +117,7 @@ class SinkOptions:
     producer_cache_timeout_ms: int = option("producerCacheTimeout", Kind.MILLISECONDS, 600_000, _K, "an idle producer of a worker is closed after this", low=0, aliases=("spark.rocketmq.producer.cache.timeout",))
     allow_speculation: bool = option("allowSpeculation", Kind.BOOLEAN, False, _K, "run although spark.speculation sends rows twice")
     app_id: str = option("appId", Kind.TEXT, "", _K, "names the query in the ledger where Spark gives no query id; in a stream it belongs to one checkpoint, and a start from another one is refused")
+    batch_id: str = option("batchId", Kind.TEXT, "", _K, "names a batch write (under its appId, if there is one), so that it may be repeated: a repeated write that is complete sends nothing, one that ended half-way is sent again as an epoch is; needs a ledger")
     # fmt: on
 
     @classmethod
@@ -188,6 +189,7 @@ class SinkOptions:
             "ordering=strict": self.ordering == "strict",
             "onPendingKey=hold": self.on_pending_key == "hold",
             "appId": bool(self.app_id),
+            "batchId": bool(self.batch_id),
         }
         return tuple(entry for entry, is_set in entries.items() if is_set)
 
@@ -257,9 +259,13 @@ def _checked(options: SinkOptions) -> SinkOptions:
     """Return the options; raise OptionError if they contradict each other."""
     missing = "secretKey" if options.access_key else "accessKey"
     rules = (
-        (options.app_id and not _APP_ID.fullmatch(options.app_id), "appId",
-         (f"option appId: {options.app_id!a} has characters other than letters, digits, spaces and "
-          "._:/@+=,-; it stands in paths, in queries and in commands to paste")),
+        *((value and not _APP_ID.fullmatch(value), name,
+           (f"option {name}: {value!a} has characters other than letters, digits, spaces and "
+            "._:/@+=,-; it stands in paths, in queries and in commands to paste"))
+          for name, value in (("appId", options.app_id), ("batchId", options.batch_id))),
+        (options.batch_id and not options.ledger, "batchId",
+         ("option batchId: the ledger remembers which batch writes are complete: give the option "
+          "ledger=PATH")),
         (bool(options.access_key) != bool(options.secret_key), missing,
          f"option {missing} is missing: accessKey and secretKey only work together"),
         (options.namespace and options.namespace_v2, "namespaceV2",

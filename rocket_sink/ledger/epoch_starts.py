@@ -21,6 +21,8 @@ Other kinds of notes:
   Delta's commit has no rows in the ledger, but it may have sent messages.
 - `writes`: a batch write of an `appId`. The write removes its note after it has succeeded. If the
   next write finds a note, it repeats the write that the note names.
+- `batches`: a batch write with a `batchId`, what is known of its frame, and its summary once it is
+  complete.
 - `queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the
   checkpoint. A different id means that the checkpoint was deleted or belongs to another query.
   Epochs would then begin at 0 again, but the ledger's rows of these epochs under this `appId`
@@ -40,17 +42,21 @@ from typing import Any, Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.notes import NoteStore, now_ms
-from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part
+from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.options import SinkOptions
 
 _STARTS: Final = "starts"
 _EPOCHS: Final = "epochs"
 _WRITES: Final = "writes"
+_BATCHES: Final = "batches"
 _QUERIES: Final = "queries"
 _ENDS: Final = "ends"
 _KEPT: Final = 3
 """Number of epochs whose notes are kept; one epoch is enough to detect a cut-back checkpoint."""
+ROWS_FACT: Final = "number of rows"
+"""The fact of a complete batch's frame that `NamedBatch.end` adds."""
 _CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two checks. An object store takes some 50 ms to list a folder."""
@@ -294,6 +300,75 @@ def end_write(place: LedgerPath, app_id: str) -> None:
     """Remove the note of the write, because the ledger has the write's rows."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place, _WRITES).remove(folder_part(app_id))
+
+
+@dataclass(frozen=True)
+class NamedBatch:
+    """A batch write with a `batchId`, as its note shows it.
+
+    Attributes:
+        file: name of the note.
+        note: query id of all writes with the `batchId`, facts of their frame, and the summary
+            (empty until a write is complete).
+        is_new: whether this is the first write with the `batchId`.
+    """
+
+    place: LedgerPath
+    file: str
+    note: Mapping[str, Any]
+    is_new: bool
+
+    @property
+    def query_id(self) -> str:
+        return str(self.note["query_id"])
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        return dict(self.note["summary"])
+
+    def check(self, facts: Mapping[str, object]) -> None:
+        """Raise a CheckpointError if a fact of this frame ({name: value}) differs from the noted
+        one. An empty value is unknown."""
+        first = self.note["facts"]
+        differences = " and ".join(
+            f"{name} was {first[name]}, and is {value}"
+            for name, value in facts.items()
+            if value and first.get(name) and first[name] != value
+        )
+        if differences:
+            raise CheckpointError(
+                f"the ledger {self.place} has the batchId of another frame, whose {differences}. "
+                "Nothing of this frame is sent: write the same frame, or give another batchId",
+                query_id=self.query_id,
+            )
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Note that the write is complete. If that fails, a repetition counts as half-way."""
+        facts = {**self.note["facts"], ROWS_FACT: summary["rows_in"]}
+        note = {**self.note, "facts": facts, "summary": summary}
+        with contextlib.suppress(OSError, LedgerError):
+            NoteStore(self.place, _BATCHES).write(self.file, note)
+
+
+def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> NamedBatch:
+    """Note durably that a write of the options' `batchId` begins, with facts of its frame.
+
+    Raises:
+        CheckpointError: the `batchId` belongs to another frame.
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+    place, name = resolve_path(options.ledger), f"{options.app_id}~{options.batch_id}"
+    store, file = NoteStore(place, _BATCHES), folder_part(name)
+    query_id = "/".join(filter(None, (options.app_id, options.batch_id, run)))
+    facts = {"topic": options.topic, **facts}
+    own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}}
+    where = store.where(file)
+    with failing(f"cannot tell from {where} whether the batchId is new", where):
+        note, is_new = store.agree(file, own)
+    _check_name(place, name, note["name"])
+    batch = NamedBatch(place, file, note, is_new)
+    batch.check(facts)
+    return batch
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:

@@ -11,6 +11,7 @@ Delta ignores folders whose names start with `_`.
 | starts | a task attempt of an epoch has begun (`epoch_starts`) | three epochs later |
 | epochs | the epoch that the driver began last | never, one per query |
 | writes | a batch write of an `appId` has begun | when the write has succeeded |
+| batches | a batch write with a `batchId` has begun, or is complete | never, one per id |
 | queries | the streaming query of an `appId` | never |
 | ends | half messages of an epoch are being committed | when the ledger has their end |
 | pending | sharding keys of a task's dead letters (`pending_keys`) | key by key, with its letters |
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 _CLAIMS: Final = "claims"
-_CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
+_CLAIMED: Final = frozenset({"batches", "queries", "queues", "sources", "writes"})
 """Kinds of notes whose content several writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0

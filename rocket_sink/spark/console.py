@@ -67,6 +67,11 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
     )  # fmt: skip
 
 
+def say_repeated(options: SinkOptions) -> None:
+    text = "the batchId %s is complete in the ledger %s: nothing is sent"
+    LOG.info(text, options.batch_id, options.ledger)
+
+
 def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:
     """Log the end of a query without rows; with `is_early` warn that no epoch was done."""
     if not is_early:

@@ -14,7 +14,7 @@ record batches. Streams get them from Spark 4.1 on, and rows before."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 
 from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.append.table import has_executors
+from rocket_sink.ledger.epoch_starts import ROWS_FACT, NamedBatch, begin_batch
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
@@ -46,6 +47,7 @@ from rocket_sink.spark.session_checks import (
     name_server_error,
     own_options,
     read_options,
+    refuse_batch_id,
     refuse_speculation,
     speculates,
     spool_token,
@@ -153,8 +155,12 @@ class RocketMQDataSource(DataSource):
         if self.is_local and (error := name_server_error(options)):
             raise error
         # Spark creates writers on the driver's host, even for Connect clients.
-        run, token = str(uuid.uuid4()), spool_token(options)
-        writer = BatchWriter(options, plan, run, _begin_write(options, run), token=token)
+        run, token, batch = str(uuid.uuid4()), spool_token(options), None
+        if options.batch_id:
+            facts = {"columns": schema.simpleString(), "call": f'format("{FORMAT}")'}
+            batch = begin_batch(options, run, facts)
+        query = batch.query_id if batch is not None else _begin_write(options, run)
+        writer = BatchWriter(options, plan, run, query, token=token, batch=batch)
         writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)
         lineage.flush(writer.lineage_run)
         return writer
@@ -163,6 +169,7 @@ class RocketMQDataSource(DataSource):
         # Spark sets `overwrite` for outputMode("complete"), which sends the whole result.
         options, plan = self._checked(schema)
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
+        refuse_batch_id(options)
         freeze_once()
         folded = not options.ledger or options.ledger in self.folded
         return kind(options, plan, token=spool_token(options), folded=folded)
@@ -229,6 +236,8 @@ class _Writer:
     _: KW_ONLY
     token: LedgerToken | None = None
     folded: bool = True
+    batch: NamedBatch | None = None
+    """The batch write with a `batchId`."""
 
     def _send(self, batches: Iterable[pa.RecordBatch]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
@@ -239,6 +248,7 @@ class _Writer:
         with TaskRunner(
             self.options, ctx, token=self.token, streaming_query=streaming_query(),
             hands_over=True, settings=id_settings(),
+            again=self.batch is not None and not self.batch.is_new,
         ) as run:  # fmt: skip
             for batch in batches:
                 run.feed(batch, self.plan)
@@ -311,15 +321,25 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     """The OpenLineage run; None if no events are sent."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+        if self.batch is not None and self.batch.summary:
+            rows = sum(batch.num_rows for batch in iterator)
+            return TaskMessage(self.query_id, self.run_id, TaskSummary(rows_in=rows))
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        from rocket_sink.spark.console import say_end
+        from rocket_sink.spark.console import say_end, say_repeated
+
+        if self.batch is not None and self.batch.summary:
+            done = [message for message in messages if isinstance(message, TaskMessage)]
+            self.batch.check({ROWS_FACT: sum(message.summary.rows_in for message in done)})
+            say_repeated(self.options)
+            lineage.ended_elsewhere(self.run_id, self.lineage_run, {})
+            return
         from rocket_sink.task.queue_snapshot import forget_queues
 
         counts = self._confirm(messages)
         say_end(f"the write {self.run_id}", counts, self.options.ledger)
-        self._end(well=True)
+        self._end(counts)
         forget_queues(self.options, self.query_id, counts)
         lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)
 
@@ -327,22 +347,24 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
         try:
             self._keep_handed(messages)
-            self._end(well=False)
+            self._end()
         finally:
             error = "the write failed: see the error of its save()"
             lineage.ended_elsewhere(self.run_id, self.lineage_run, {}, error)
 
-    def _end(self, *, well: bool) -> None:
-        """Remove the notes that tasks wrote beside the ledger. If a write with an `appId` failed,
-        keep them: the next write of the `appId` needs them."""
-        options = self.options
+    def _end(self, counts: Mapping[str, Any] | None = None) -> None:
+        """Remove the notes that tasks wrote beside the ledger. If a named write failed (`counts` is
+        None), keep them: the next write of the `appId` or `batchId` needs them."""
+        options, well = self.options, counts is not None
+        if self.batch is not None and counts is not None:
+            self.batch.end({**counts, "duration_s": 0.0})
         if not options.ledger or options.delivery != "effectively_once":
             return
         from rocket_sink.ledger.epoch_starts import end_write, forget_tasks
 
-        if well and options.app_id:
+        if well and options.app_id and self.batch is None:
             end_write(self._ledger(), options.app_id)
-        if well or not options.app_id:
+        if well or not (options.app_id or options.batch_id):
             forget_tasks(self._ledger(), self.query_id)
 
 

@@ -10,25 +10,28 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.appender import Append, Rows, begin_append
 from rocket_sink.ledger.append.table import (
     check_not_ahead,
     ensure_table,
-    last_txn_version,
     prove_executors,
+    rows_of_epoch,
     txn_app_id,
 )
 from rocket_sink.ledger.epoch_starts import (
+    ROWS_FACT,
+    NamedBatch,
+    begin_batch,
     begin_epoch,
     begin_write,
     check_whole,
@@ -37,10 +40,11 @@ from rocket_sink.ledger.epoch_starts import (
     forget_tasks,
     note_refused_frame,
 )
-from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.lock import ledger_lock
+from rocket_sink.ledger.path import LedgerPath, first_line, path_part, resolve_path
 from rocket_sink.ledger.query.pending_keys import release, withdraw
 from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
-from rocket_sink.ledger.schema import EPOCH, ledger_ddl
+from rocket_sink.ledger.schema import EPOCH, SEQUENCE, ledger_ddl
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.upkeep.growth import keep_small
@@ -49,7 +53,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import label_of, say_end, say_start, warn_of_losses
+from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
 from rocket_sink.spark.context import (
     StreamRun,
     id_settings,
@@ -64,6 +68,7 @@ from rocket_sink.spark.session_checks import (
     check_reachable,
     check_rights,
     check_session,
+    frame_facts,
     over_budget,
     refuse_chance,
     refused_runs,
@@ -234,17 +239,33 @@ class BatchWriter:
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
-        """Send a batch and return its counts. Without a ledger, its results are not kept."""
+        """Send a batch and return its counts. Without a ledger, its results are not kept. Only one
+        process at a time writes a `batchId`: raise a LedgerError if another process writes it."""
         check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
         try:
-            summary = self._write(df, run)
+            with self._lock() as lock:
+                if lock is None:
+                    raise LedgerError(
+                        f"another process is writing the batchId {self._options.batch_id!r} to the "
+                        f"ledger {self._options.ledger}: nothing is sent. Write it again when that "
+                        "process has ended",
+                        path=self._options.ledger,
+                    )
+                summary = self._write(df, run)
         except BaseException as error:
             lineage.ended(run, {}, f"{type(error).__name__}: {first_line(error)}")
             raise
         lineage.ended(run, {"acked": summary.acked, "degraded": summary.degraded})
         return summary
+
+    def _lock(self) -> contextlib.AbstractContextManager[object]:
+        """Return the lock of the `batchId`, which yields None if another process has it."""
+        if not self._options.batch_id:
+            return contextlib.nullcontext(self)
+        name = f"batch_{path_part(self._options.app_id)}_{path_part(self._options.batch_id)}.lock"
+        return ledger_lock(resolve_path(self._options.ledger), 0, name=name)
 
     def _write(self, df: DataFrame, run: str) -> WriteSummary:
         session, token = df.sparkSession, None
@@ -262,10 +283,24 @@ class BatchWriter:
             place, token = start.place, start.token
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
-        query, version, again = self._begin_write(session, run)
+        batch = None
+        if self._options.batch_id:
+            batch = begin_batch(self._options, run, frame_facts(df))
+            query, again = batch.query_id, not batch.is_new
+            if (first := self._first_summary(session, batch)) is not None:
+                batch.check({ROWS_FACT: df.count()})
+                if transactions is not None:
+                    transactions.finish(query, 0)
+                say_repeated(self._options)
+                return first
+        else:
+            query, again = self._begin_write(session, run)
         if self._options.ledger:
             try:
-                append = begin_append(session, place, txn_app_id(query), version)
+                # Only half messages need a transaction, which decides on them: a table keeps all
+                # transactions for ever.
+                txn = "" if transactions is None else txn_app_id(query)
+                append = begin_append(session, place, txn)
                 sent = self._send(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
@@ -276,6 +311,9 @@ class BatchWriter:
                 raise
             counts = sent.counts
             over = over_budget(self._options, counts)
+            summary = self._summary(query, counts, time.monotonic() - started_s)
+            if batch is not None and over is None:
+                batch.end(asdict(summary))
             self._end_notes(place, query, well=over is None)
             forget_queues(self._options, query, counts)
             if transactions is not None:
@@ -284,15 +322,41 @@ class BatchWriter:
         else:
             counts = self._send(df, "batch", 0, query, run).counts
             over = over_budget(self._options, counts)
+            summary = self._summary(query, counts, time.monotonic() - started_s)
         if over is not None:
             raise over
         name = f"the write {query}"
         warn_of_losses(name, counts, self._options.ledger)
         say_end(name, counts, self._options.ledger)
-        return WriteSummary.of(
-            counts, query_id=query, ledger=self._options.ledger,
-            duration_s=time.monotonic() - started_s,
-        )  # fmt: skip
+        return summary
+
+    def _summary(self, query: str, counts: Mapping[str, Any], duration_s: float) -> WriteSummary:
+        ledger = self._options.ledger
+        return WriteSummary.of(counts, query_id=query, ledger=ledger, duration_s=duration_s)
+
+    def _first_summary(self, session: SparkSession, batch: NamedBatch) -> WriteSummary | None:
+        """Return the summary of the complete write of the `batchId`; None if there is none. If the
+        write died after its append and before its note, the ledger has the counts. Raise a
+        DeliveryError if it was over its budget, and its messages are visible to consumers."""
+        first = batch.summary
+        if not first and not batch.is_new:
+            columns = (*_ACCOUNTS, "run_id", SEQUENCE)
+            table = rows_of_epoch(session, batch.place, (EPOCH,), batch.query_id, 0, columns)
+            if not table.num_rows:
+                return None
+            # The last write's rows count, as in the ledger's views.
+            rows = table.sort_by(SEQUENCE).to_pylist()
+            counts = sums_of([row for row in rows if row["run_id"] == rows[-1]["run_id"]])
+            over = over_budget(self._options, counts)
+            if over is not None and self._options.delivery == "transactional":
+                raise over
+            first = {} if over is not None else {**counts, "duration_s": 0.0}
+            if first:
+                batch.end(first)
+        if not first:
+            return None
+        summary = self._summary(batch.query_id, first, first["duration_s"])
+        return replace(summary, is_repeated=True)
 
     def _send(
         self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = "",
@@ -328,7 +392,7 @@ class BatchWriter:
         if not self._options.holds_pending_keys or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the write's own error is being raised
-            if last_txn_version(session, place, txn_app_id(query)) is None:
+            if not rows_of_epoch(session, place, (EPOCH,), query, 0, (SEQUENCE,)).num_rows:
                 withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> TransactionCommitter | None:
@@ -349,28 +413,27 @@ class BatchWriter:
             _LOG.warning(_NO_FILES, place.problem)
         return _Start(run, place, ensure_table(session, place), token)
 
-    def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
-        """Return the query id, the `txn` version, and whether an earlier write of the `appId` has
-        not ended. With effectively once the write takes over the unfinished write's query id, so
-        tasks look up its messages. The version is new then: Delta skips known versions."""
+    def _begin_write(self, session: SparkSession, run: str) -> tuple[str, bool]:
+        """Return the query id, and whether an earlier write of the `appId` has not ended. With
+        effectively once the write takes over the unfinished write's query id, so tasks look up its
+        messages."""
         options = self._options
         own = f"{options.app_id}/{run}" if options.app_id else run
         if not (options.app_id and options.ledger):
-            return own, 0, False
+            return own, False
         write, again = begin_write(resolve_path(options.ledger), options.app_id, run)
         if not again or options.delivery != "effectively_once" or not is_classic(session):
-            return own, 0, again
-        query = f"{options.app_id}/{write}"
-        last = last_txn_version(session, resolve_path(options.ledger), txn_app_id(query))
-        return query, 0 if last is None else last + 1, True
+            return own, again
+        return f"{options.app_id}/{write}", True
 
     def _end_notes(self, place: LedgerPath, query: str, *, well: bool) -> None:
-        """Remove the notes of a write and its tasks. If a write with an `appId` has failed, or is
-        over its budget, keep them for the next write of the `appId`."""
+        """Remove the notes of a write and its tasks. If a named write has failed, or is over its
+        budget, keep them for the next write of the `appId` or `batchId`."""
         options = self._options
-        if well and options.app_id:
+        if well and options.app_id and not options.batch_id:
             end_write(place, options.app_id)
-        if options.delivery == "effectively_once" and (well or not options.app_id):
+        is_named = options.app_id or options.batch_id
+        if options.delivery == "effectively_once" and (well or not is_named):
             forget_tasks(place, query)
 
     def _query_of(self, session: SparkSession, stream: StreamRun) -> str:

@@ -262,6 +262,17 @@ def plan_digest(plan: Any) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
 
 
+def frame_facts(df: DataFrame) -> dict[str, str]:
+    """Return facts by which a batch frame is known again: its columns, the digest of its plan and
+    its input folders, which the plan does not name. Spark Connect tells the columns only."""
+    facts = {"columns": df.schema.simpleString(), "call": "sink.write"}
+    if is_classic(df.sparkSession):
+        plan = df._jdf.queryExecution().analyzed()
+        facts["plan"] = plan_digest(plan)
+        facts["input"] = ", ".join(sorted(_input_folders(plan)))
+    return facts
+
+
 def _tell_tasks(query: Any, *, is_late: bool) -> None:
     """Let the tasks of a query that starts know its plan, and which epoch an earlier run has begun
     and not ended: Spark sends the settings of the query's own session with each job."""
@@ -535,6 +546,15 @@ def refuse_budget(options: SinkOptions) -> None:
         )
 
 
+def refuse_batch_id(options: SinkOptions) -> None:
+    """Raise a ConfigurationError if a stream is to be sent under the id of a batch write."""
+    if options.batch_id:
+        raise ConfigurationError(
+            "batchId names one batch write, and this is a stream, whose epochs the checkpoint "
+            "names: leave batchId out"
+        )
+
+
 def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
     if (error := over_budget(options, counts, epoch)) is not None:
         raise error
@@ -552,8 +572,9 @@ def over_budget(
     where, advice = f" of epoch {epoch}", ""
     if epoch is None:
         where, advice = "", ": backfill them; another write would send the stored rows again"
-        if options.app_id and options.delivery == "effectively_once":
-            advice = "; another write under the same appId sends only rows that are not stored"
+        if options.delivery == "effectively_once" and (options.batch_id or options.app_id):
+            name = "batchId" if options.batch_id else "appId"
+            advice = f"; another write under the same {name} sends only rows that are not stored"
     return DeliveryError(
         f"{given_up} of {rows_in} rows{where} could not be sent, more than "
         f"maxEpochFailures={budget} allows: {counts['first_error']}. They are dead letters in "

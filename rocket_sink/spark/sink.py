@@ -45,6 +45,7 @@ from rocket_sink.spark.session_checks import (
     check_session,
     note_sink,
     on_driver,
+    refuse_batch_id,
     refuse_budget,
     spool_token,
     with_task_rate,
@@ -102,6 +103,7 @@ class RocketSink:
             NameServerUnavailableError: no name server answers.
         """
         refuse_budget(self._options)
+        refuse_batch_id(self._options)
         needs_append(self._options, "foreach")
         plan = self.check(df)
         check_rights(self._options)
@@ -170,16 +172,29 @@ class RocketSink:
                 "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "
                 "epoch; for rows write foreach(sink), for a batch sink.write(df)"
             )
+        refuse_batch_id(self._options)
         self._listen(owner_of(df))
         self._batches.write_epoch(df, epoch_id)
 
-    def write(self, df: DataFrame, *epoch: int) -> WriteSummary:
-        """Send a batch with the guarantees of `write_batch`; return its counts."""
+    def write(self, df: DataFrame, *epoch: int, batch_id: str = "") -> WriteSummary:
+        """Send a batch with the guarantees of `write_batch`; return its counts.
+
+        Args:
+            batch_id: the option `batchId`, by which the write may be repeated: if an earlier write
+                with this id was complete, nothing is sent, and the summary is the earlier one.
+
+        Raises:
+            CheckpointError: an earlier write with the `batch_id` had another frame.
+            LedgerError: another process is writing the `batch_id`.
+            OptionError: the sink has a `batch_id`, but no ledger.
+        """
         if epoch:
             raise ConfigurationError(
                 "write() takes a batch alone; for a stream write foreachBatch(sink.write_batch)"
             )
         self._listen(df.sparkSession)
+        if batch_id:
+            return BatchWriter(self._options.with_(batchId=batch_id)).write(df)
         return self._batches.write(df)
 
     def _listen(self, session: SparkSession) -> None:
@@ -196,6 +211,7 @@ class RocketSink:
         # `foreach()` pickles the sink on the driver, before any task runs. Check again here,
         # because the session may have started after the sink was made.
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
+        refuse_batch_id(self._options)
         check_session(self._options)
         install_fold(self._options)
         check_rights(self._options)

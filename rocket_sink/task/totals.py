@@ -46,7 +46,10 @@ def exceeds(given_up: int, budget: str, rows: int) -> bool:
 
 @dataclass(frozen=True)
 class WriteSummary:
-    """The result of a batch write: rows_in = acked + degraded + dead + unknown + filtered."""
+    """The result of a batch write: rows_in = acked + degraded + dead + unknown + filtered.
+
+    `is_repeated`: an earlier write with the `batchId` was complete, and has this summary. The
+    repetition has sent nothing."""
 
     query_id: str
     ledger: str
@@ -64,12 +67,13 @@ class WriteSummary:
     requests: int
     attempts: int
     first_error: str = ""
+    is_repeated: bool = False
 
     @classmethod
     def of(
         cls, counts: Mapping[str, Any], *, query_id: str, ledger: str, duration_s: float
     ) -> WriteSummary:
-        values = {name: int(counts[name]) for name in COUNTS}
+        values: dict[str, Any] = {name: int(counts[name]) for name in COUNTS}
         return cls(query_id, ledger, duration_s, first_error=counts["first_error"], **values)
 
     @property
@@ -93,6 +97,8 @@ class WriteSummary:
         if self.first_error:
             shown.append(("first error", clean(self.first_error)))
         shown.append(("ledger", self.ledger or "none"))
+        if self.is_repeated:
+            shown.append(("repeated", "nothing was sent again: an earlier write was complete"))
         return shown
 
     @property

@@ -30,6 +30,7 @@ class Defect:
 
 _backfill = "tests/spark/backfill/test_backfill.py"
 _other_plan = "tests/spark/test_other_plan.py"
+_batch_ids = "tests/spark/test_batch_ids.py"
 
 WIRE: tuple[Defect, ...] = (
     Defect(
@@ -2038,6 +2039,30 @@ SPARK: tuple[Defect, ...] = (
         "rows that another number of partitions doubled are not counted",
     ),
     Defect(
+        "complete-batch-is-sent-again",
+        "rocket_sink/spark/foreach_batch.py",
+        "            if not table.num_rows:\n                return None\n            #",
+        "            return None\n            #",
+        (f"{_batch_ids}::test_a_write_that_died_goes_on[at_least_once-end-1-0-True]",),
+        "a driver that died after the ledger's commit sends its batch once more",
+    ),
+    Defect(
+        "another-frame-is-skipped",
+        "rocket_sink/spark/foreach_batch.py",
+        "batch.check({ROWS_FACT: df.count()})",
+        "pass",
+        (f"{_batch_ids}::test_equal_plans_of_other_rows_are_refused",),
+        "a folder that has grown since its batch was sent loses the new rows without an error",
+    ),
+    Defect(
+        "half-way-batch-begins-anew",
+        "rocket_sink/ledger/epoch_starts.py",
+        "batch = NamedBatch(place, file, note, is_new)",
+        "batch = NamedBatch(place, file, {**note, 'query_id': query_id}, is_new)",
+        (f"{_batch_ids}::test_a_write_that_died_goes_on[effectively_once-_append-1-0-False]",),
+        "a batch that ended half-way is doubled, and no row is counted as a possible duplicate",
+    ),
+    Defect(
         "replay-of-another-plan-unseen",
         "rocket_sink/spark/session_checks.py",
         "        settings.set(PLAN, plan_digest(query.analyzedPlan()))\n",
@@ -2300,8 +2325,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "a-dead-writes-rows-are-not-asked-for",
         "rocket_sink/spark/foreach_batch.py",
-        '        query = f"{options.app_id}/{write}"\n',
-        '        query = f"{options.app_id}/{run}"\n',
+        '        return f"{options.app_id}/{write}", True\n',
+        '        return f"{options.app_id}/{run}", True\n',
         (
             "tests/integration/test_replays.py::test_a_batch_write_that_died_is_asked_for_by_its_app_id",
         ),

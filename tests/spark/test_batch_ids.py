@@ -1,0 +1,226 @@
+"""Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink import RocketSink, register
+from rocket_sink.errors import CheckpointError, LedgerError, OptionError
+from rocket_sink.ledger.epoch_starts import NamedBatch
+from rocket_sink.spark import foreach_batch
+from rocket_sink.testing import FakeCluster
+from tests.ledger.views import view_rows
+
+pytestmark = pytest.mark.spark
+
+ROWS = 40
+ID = "2026-11-28"
+DELIVERIES = ("at_least_once", "effectively_once", "transactional")
+
+
+class World:
+    """A topic, a ledger, and writes of one batch id."""
+
+    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path) -> None:
+        self.spark, self.cluster, self.ledger = spark, cluster, folder / "ledger"
+        self.options: dict[str, Any] = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(self.ledger),
+            "storedCheckDelay": 200,
+        }  # fmt: skip
+
+    def frame(self, rows: int = ROWS) -> Any:
+        return self.spark.range(rows).selectExpr("concat('row ', id) AS body")
+
+    def write(self, frame: Any = None, batch_id: str = ID, **options: Any) -> Any:
+        sink = RocketSink(**{**self.options, **options})
+        return sink.write(self.frame() if frame is None else frame, batch_id=batch_id)
+
+    def save(self, frame: Any = None, batch_id: str = ID, **options: Any) -> None:
+        register(self.spark, ledger=str(self.ledger))
+        texts = {**self.options, "batchId": batch_id, **options}
+        writer = (self.frame() if frame is None else frame).write.format("rocketmq").mode("append")
+        writer.options(**{name: str(value) for name, value in texts.items()}).save()
+
+    def sent(self) -> int:
+        return len(self.cluster.messages("t"))
+
+
+@pytest.fixture
+def world(spark: Any, tmp_path: Path) -> Iterator[World]:
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", 2)
+        yield World(spark, cluster, tmp_path)
+
+
+def crash(*_: Any, **__: Any) -> None:
+    raise KeyError("the driver died")
+
+
+def sent_and_died(results: Any, *_: Any) -> None:
+    results.write.format("noop").mode("overwrite").save()
+    crash()
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES[:2])
+def test_a_complete_write_is_sent_once(world: World, delivery: str) -> None:
+    first = world.write(delivery=delivery, appId="load")
+    assert first.all_delivered and not first.is_repeated and "load/2026-11-28/" in first.query_id
+    for _ in range(2):
+        assert world.write(delivery=delivery, appId="load") == replace(first, is_repeated=True)
+    assert world.sent() == ROWS
+    # Another appId or batchId is another write; a write without a batchId is too.
+    others = [{"appId": "other"}, {"appId": "load", "batch_id": "2026-11-29"}]
+    for other in [*others, {"appId": "load", "batch_id": ""}]:
+        assert not world.write(delivery=delivery, **other).is_repeated
+    assert world.sent() == 4 * ROWS
+    log = "".join(path.read_text() for path in (world.ledger / "_delta_log").glob("*.json"))
+    assert '"txn"' not in log, "the table's checkpoint would keep each of them for ever"
+
+
+@pytest.mark.parametrize(
+    ("delivery", "died_in", "copies", "doubles", "is_complete"),
+    [
+        ("at_least_once", "_append", 2, ROWS, False),
+        ("effectively_once", "_append", 1, 0, False),
+        # The ledger has the rows, and the note lacks the summary.
+        ("at_least_once", "end", 1, 0, True),
+        ("effectively_once", "end", 1, 0, True),
+    ],
+)
+def test_a_write_that_died_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, delivery: str, died_in: str, copies: int,
+    doubles: int, is_complete: bool,
+) -> None:  # fmt: skip
+    with monkeypatch.context() as patch:
+        if died_in == "_append":
+            patch.setattr(foreach_batch, "_append", sent_and_died)
+        else:
+            patch.setattr(NamedBatch, "end", crash)
+        with pytest.raises(KeyError, match="the driver died"):
+            world.write(delivery=delivery)
+    assert world.sent() == ROWS
+    repeated = world.write(delivery=delivery)
+    assert world.sent() == copies * ROWS
+    assert repeated.all_delivered and repeated.is_repeated == is_complete
+    assert (repeated.rows_in, repeated.duplicates_possible) == (ROWS, doubles)
+    assert world.write(delivery=delivery).is_repeated
+    assert world.sent() == copies * ROWS
+    rows = view_rows(str(world.ledger), "SELECT sum(acked) AS acked FROM epochs")
+    assert rows[0].acked == ROWS
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES[:2])
+def test_the_data_source_repeats_a_failed_write_and_no_complete_one(
+    world: World, delivery: str
+) -> None:
+    frame = world.frame().selectExpr("if(body = 'row 7', '', body) AS body")
+    with pytest.raises(Exception, match="maxEpochFailures"):
+        world.save(frame, delivery=delivery, maxEpochFailures=0)
+    world.save(frame, delivery=delivery)
+    sent = ROWS - 1 if delivery == "effectively_once" else 2 * (ROWS - 1)
+    assert world.sent() == sent
+    world.save(frame, delivery=delivery)
+    assert world.sent() == sent
+    for other, words in (
+        (world.frame(ROWS + 1), "number of rows was 40, and is 41"),
+        (world.frame().selectExpr("body", "body AS keys"), "columns was"),
+    ):
+        with pytest.raises(Exception, match=words):
+            world.save(other, delivery=delivery)
+    with pytest.raises(CheckpointError, match=r'call was format\("rocketmq"\), and is sink.write'):
+        world.write(frame, delivery=delivery)
+    assert world.sent() == sent
+
+
+def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(NamedBatch, "end", crash)
+        with pytest.raises(KeyError, match="the driver died"):
+            world.write(delivery="transactional")
+    assert world.sent() == 0
+    assert world.write(delivery="transactional").is_repeated
+    assert world.sent() == ROWS
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_another_frame_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_complete: bool
+) -> None:
+    if is_complete:
+        world.write()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(foreach_batch, "_append", sent_and_died)
+            with pytest.raises(KeyError, match="the driver died"):
+                world.write()
+    filtered: Callable[..., Any] = lambda: world.frame().where("body <> 'row 3'")  # noqa: E731
+    for frame, options, words in (
+        (filtered(), {}, "whose plan was"),
+        (world.frame().selectExpr("body", "body AS tags"), {}, "whose columns was struct<body:str"),
+        (world.frame(), {"topic": "other"}, "whose topic was t, and is other"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            world.write(frame, **options)
+    assert world.sent() == ROWS
+
+
+def test_equal_plans_of_other_rows_are_refused(world: World, tmp_path: Path) -> None:
+    """The plan of a file source does not name its files, so folders and rows are compared."""
+    for name, rows in (("a", ROWS), ("b", ROWS)):
+        world.frame(rows).write.parquet(str(tmp_path / name))
+    read = world.spark.read.parquet
+    assert not world.write(read(str(tmp_path / "a"))).is_repeated
+    with pytest.raises(CheckpointError, match=r"whose input was file:.*/a, and is file:.*/b"):
+        world.write(read(str(tmp_path / "b")))
+    world.frame(2).write.mode("append").parquet(str(tmp_path / "a"))
+    with pytest.raises(CheckpointError, match="whose number of rows was 40, and is 42"):
+        world.write(read(str(tmp_path / "a")))
+    assert world.sent() == ROWS
+
+
+def test_two_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    append = foreach_batch._append
+
+    def late(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(300)
+        append(*arguments)
+
+    monkeypatch.setattr(foreach_batch, "_append", late)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(world.write)
+        assert begun.wait(300)
+        try:
+            with pytest.raises(LedgerError, match="another process is writing the batchId"):
+                world.write()
+        finally:
+            go_on.set()
+        assert first.result().all_delivered
+    assert world.write().is_repeated
+    assert world.sent() == ROWS
+
+
+def test_it_needs_a_ledger_and_a_batch(world: World) -> None:
+    with pytest.raises(OptionError, match="batchId: the ledger remembers"):
+        world.write(ledger="")
+    with pytest.raises(OptionError, match="option batchId: 'a~b' has characters"):
+        world.write(batch_id="a~b")
+    sink = RocketSink(**world.options, batchId=ID)
+    stream = world.spark.readStream.format("rate").load().selectExpr("'x' AS body")
+    for start in (
+        lambda: sink.stream(stream),
+        lambda: sink.write_batch(world.frame(), 0),
+        lambda: stream.writeStream.foreach(sink),
+    ):
+        with pytest.raises(Exception, match="batchId names one batch write"):
+            start()
