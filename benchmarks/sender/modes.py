@@ -104,7 +104,7 @@ class _SendsNothing(Producer):
         self, message: Message, callback: Callback | None = None, **_: Any
     ) -> Future[SendResult]:
         future = SendFuture(_NO_WORKERS, _NO_HOOKS, None, callback)
-        future.ended(SendResult(Outcome.ACKED, "SEND_OK", "", "", _NO_QUEUE, 0, ""), None)
+        future.resolve(SendResult(Outcome.ACKED, "SEND_OK", "", "", _NO_QUEUE, 0, ""), None)
         return future
 
 

@@ -94,10 +94,10 @@ def flush() -> None:
 
 
 def _log_counts(due: list[tuple[Kind, int]]) -> None:
-    for kind, held_count in due:
+    for kind, suppressed in due:
         where = f" from {kind.peer}" if kind.peer else ""
-        text = f"{held_count:,} more of these{where} were not logged; the last logged: {kind.text}"
-        logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held_count})
+        text = f"{suppressed:,} more of these{where} were not logged; the last logged: {kind.text}"
+        logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": suppressed})
 
 
 class Kind(NamedTuple):
@@ -111,12 +111,12 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class Count:
-    """The numbers of logged (`passed`) and suppressed (`held`) records of a kind since `since_s`.
+    """The numbers of logged (`passed`) and `suppressed` records of a kind since `since_s`.
     `shown` is the text of the last logged record."""
 
     since_s: float
     passed: int = 0
-    held: int = 0
+    suppressed: int = 0
     shown: str = ""
 
 
@@ -143,7 +143,7 @@ class Guard(logging.Filter):
                 kind = kind._replace(peer=_ELSEWHERE)
             count = self._counts.setdefault(kind, Count(now_s))
             if now_s - count.since_s < EVERY_S and count.passed >= BURST:
-                count.held += 1
+                count.suppressed += 1
                 return None, []
             due = self._take(now_s - EVERY_S)
             count = self._counts.setdefault(kind, Count(now_s))
@@ -158,7 +158,11 @@ class Guard(logging.Filter):
     def _take(self, until_s: float) -> list[tuple[Kind, int]]:
         over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
         counts = [(kind, self._counts.pop(kind)) for kind in over]
-        return [(kind._replace(text=c.shown or kind.text), c.held) for kind, c in counts if c.held]
+        return [
+            (kind._replace(text=c.shown or kind.text), c.suppressed)
+            for kind, c in counts
+            if c.suppressed
+        ]
 
     def filter(self, record: logging.LogRecord) -> bool:
         put = getattr(_relay, "put", None)

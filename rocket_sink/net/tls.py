@@ -36,7 +36,8 @@ class Security:
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
         """Make the next handshake read the files again. `failed` is the context of the handshake
-        that failed. Return whether the files have changed, or were read again, since then."""
+        that failed. Return whether the next handshake will use newer files than `failed` did, so
+        that it may succeed."""
         if self._context is not None and self._context is not failed:
             return True
         self._context = None

@@ -21,7 +21,7 @@ from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine_thread import State
 from rocket_sink.producer.future import SendFuture, end_all
-from rocket_sink.producer.request_builder import RequestBuilder, named
+from rocket_sink.producer.request_builder import RequestBuilder, with_message_id
 from rocket_sink.wire.properties import properties_of
 
 _WAITING: Final = 16
@@ -114,7 +114,7 @@ class BatchAccumulator:
         end = 0
         try:
             ids = builder.ids(messages)
-            for start, encoded in builder.encoded(messages, ids, limit):
+            for start, encoded in builder.encoded_batches(messages, ids, limit):
                 end = start + len(encoded)
                 own, own_ids = entries[start:end], ids[start:end]
                 request = builder.request(messages[start:end], encoded, own_ids)
@@ -123,7 +123,7 @@ class BatchAccumulator:
         except Exception as error:
             # The callers of `add` have returned, so only the futures can report the error.
             for _, future in entries[end:]:
-                future.ended(None, error)
+                future.resolve(None, error)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +143,7 @@ class SentBatch:
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
             # Halve the batch until only the illegal message fails.
             named_entries = [
-                (named(message, message_id), future)
+                (with_message_id(message, message_id), future)
                 for (message, future), message_id in zip(entries, self._ids, strict=True)
             ]
             self._accumulator.send(named_entries, self._body_bytes // 2)

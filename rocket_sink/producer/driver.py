@@ -62,7 +62,7 @@ class Driver:
 
     def send(self, request: SendRequest, messages: Sequence[Message], mode: str) -> SendResult:
         """Submit a request of one message, and return its result; raises SendError."""
-        return result_of(self._sent(request, messages, mode))
+        return result_of(self._submit_and_wait(request, messages, mode))
 
     def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
         """Submit a request that gets no answer; return when the frame is written.
@@ -73,11 +73,13 @@ class Driver:
             RequestTimeoutError: only a part of the frame was written before the time-out.
         """
         request.oneway, request.attempts, request.timeout_s = True, 1, self._timeout_s
-        error = self._sent(request, messages, "oneway").error
+        error = self._submit_and_wait(request, messages, "oneway").error
         if error is not None:
             raise error
 
-    def _sent(self, request: SendRequest, messages: Sequence[Message], mode: str) -> Completion:
+    def _submit_and_wait(
+        self, request: SendRequest, messages: Sequence[Message], mode: str
+    ) -> Completion:
         """Submit a request, wait for its end, and call the send hooks before and after."""
         hooks, context = self._hooks, None
         if hooks.hooks:
@@ -93,11 +95,11 @@ class Driver:
                 request.since_s = since_s
                 raise self._no_room(request)
         except NotSentError as error:
-            hooks.ended(context, None, error)
+            hooks.after(context, None, error)
             raise
         completion = self.completion(waiter)
         if context is not None:
-            hooks.ended(context, completion.result, completion.error)
+            hooks.after(context, completion.result, completion.error)
         return completion
 
     def submit(self, request: SendRequest, token: Token) -> None:
@@ -139,7 +141,7 @@ class Driver:
         """Wait for the completion. If there is none long after the deadline, return UNKNOWN."""
         if self.thread.wait(waiter, self.engine.longest_s + _GRACE_S + _LOST_S):
             return cast(Completion, waiter.value)
-        return Completion(waiter, Outcome.UNKNOWN, None, _lost(), maybe_duplicate=True)
+        return Completion(waiter, Outcome.UNKNOWN, None, _overdue_error(), maybe_duplicate=True)
 
     def settle(self) -> None:
         """Wait for asynchronous sends if the process ends, or no thread can be started."""
@@ -216,7 +218,7 @@ class Driver:
             return bool(ends) or now_s >= lost_s[0]
 
         self.call(step)
-        answer, error = ends[0] if ends else (None, _lost())
+        answer, error = ends[0] if ends else (None, _overdue_error())
         if answer is None:
             assert error is not None
             raise error
@@ -327,7 +329,7 @@ class Driver:
         return error
 
 
-def _lost() -> RequestTimeoutError:
+def _overdue_error() -> RequestTimeoutError:
     return RequestTimeoutError("the request has not ended, and its deadline is long past")
 
 

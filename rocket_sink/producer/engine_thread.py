@@ -131,7 +131,7 @@ class EngineThread:
             self._drive_here(lambda: waiter.value is not None or clock() >= until_s)
             return waiter.value is not None
         if self.is_caller:
-            raise _nested()
+            raise _nested_wait_error()
         return waiter.wait(timeout_s)
 
     def wake(self) -> None:
@@ -167,7 +167,7 @@ class EngineThread:
         """Drive the engine on the calling thread until `is_over()`, then run users' code here.
         If Ctrl-C interrupts a step, no later step can be relied on, so end all requests."""
         if self.is_caller:
-            raise _nested()
+            raise _nested_wait_error()
         me = threading.get_ident()
         try:
             self._drivers.append(me)
@@ -193,7 +193,7 @@ class EngineThread:
         self.engine.abandon()
         self.queue.close()
         for future in self.futures.undone():
-            future.ended(None, error.copy())
+            future.resolve(None, error.copy())
         while self._calls:
             self._calls.popleft().fail(error.copy())
 
@@ -319,7 +319,7 @@ class EngineThread:
                 worker.stop()
 
 
-def _nested() -> UnwrittenError:
+def _nested_wait_error() -> UnwrittenError:
     return UnwrittenError(
         "this thread drives the producer, so a wait for the producer would never end: an RPC hook "
         "or a function of credentials must not send; without threads, neither may a signal handler"

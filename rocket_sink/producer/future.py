@@ -139,9 +139,9 @@ class SendFuture(Future[SendResult]):
     # --- the end -----------------------------------------------------------------------------
 
     def on_done(self, completion: Completion) -> None:
-        self.ended(completion.result, completion.error)
+        self.resolve(completion.result, completion.error)
 
-    def ended(self, result: SendResult | None, error: BaseException | None) -> None:
+    def resolve(self, result: SendResult | None, error: BaseException | None) -> None:
         """Set the result or the error; later calls do nothing. Never wait, and run no user's code:
         the producer's thread calls this."""
         if self._state == _FINISHED:
@@ -184,7 +184,7 @@ class SendFuture(Future[SendResult]):
         context, self._context = self._context, None
         callback, self._callback = self._callback, None
         if context is not None:
-            context[0].ended(context[1], self._result, self._exception)
+            context[0].after(context[1], self._result, self._exception)
         if callback is not None:
             self._is_seen = True
             self._call(callback, self._result, self._exception)
@@ -204,7 +204,7 @@ class SendFuture(Future[SendResult]):
 
 def end_all(ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]]) -> None:
     for future, result, error in ends:
-        future.ended(result, error)
+        future.resolve(result, error)
 
 
 class OpenFutures:

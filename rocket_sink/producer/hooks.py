@@ -91,7 +91,7 @@ class Hooks:
         call_each("send", self.hooks, lambda hook: hook.before_send(context))
         return context
 
-    def ended(
+    def after(
         self, context: SendContext | None, result: SendResult | None, error: BaseException | None
     ) -> None:
         if context is None:

@@ -67,7 +67,7 @@ class ProducerPool:
                     "exactly one release"
                 )
             self._leased.remove(engine)
-            keep = usable and not engine.broken and not engine.pending
+            keep = usable and not engine.is_broken and not engine.pending
             if keep:
                 self._idle.append((engine, self._clock()))
         if not keep:
@@ -96,7 +96,8 @@ class ProducerPool:
         expired = [
             engine
             for engine, since_s in self._idle
-            if engine.broken or now_s - since_s >= engine.options.producer_cache_timeout_ms / 1000
+            if engine.is_broken
+            or now_s - since_s >= engine.options.producer_cache_timeout_ms / 1000
         ]
         self._idle = [entry for entry in self._idle if entry[0] not in expired]
         return expired

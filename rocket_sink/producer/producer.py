@@ -36,7 +36,12 @@ from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.future import Callback, SendFuture
 from rocket_sink.producer.hooks import Hooks, SendContext, SendHook
 from rocket_sink.producer.process_end import finish_at_end
-from rocket_sink.producer.request_builder import Part, RequestBuilder, named, with_trace_context
+from rocket_sink.producer.request_builder import (
+    Part,
+    RequestBuilder,
+    with_message_id,
+    with_trace_context,
+)
 from rocket_sink.producer.request_reply import RequestReply
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import (
@@ -211,11 +216,11 @@ class Producer:
                 raise
             except SendError as error:  # the look-up failed
                 future = SendFuture(session.driver.workers, hooks, None, callback)
-                future.ended(None, error)
+                future.resolve(None, error)
                 return future
         if hooks.hooks:
             if request is None:
-                message = named(message, builder.ids((message,))[0])
+                message = with_message_id(message, builder.ids((message,))[0])
             ids = (request.message_id if request is not None else message.message_id or "",)
             context = hooks.before("async", builder.topic(message.topic), (message,), ids)
         driver = session.driver
@@ -503,7 +508,7 @@ class Producer:
         failure: SendError | None = None
         for part, (waiter, context) in zip(parts, begun, strict=True):
             completion = session.driver.completion(waiter)
-            self._hooks.ended(context, completion.result, completion.error)
+            self._hooks.after(context, completion.result, completion.error)
             try:
                 if part.request.batch and isinstance(completion.error, MessageIllegalError):
                     halves = session.builder.split(part)

@@ -43,7 +43,7 @@ def with_trace_context(message: Message) -> Message:
     return replace(message, properties={**context, **message.properties})
 
 
-def named(message: Message, message_id: str) -> Message:
+def with_message_id(message: Message, message_id: str) -> Message:
     return message if message.message_id == message_id else replace(message, message_id=message_id)
 
 
@@ -112,7 +112,7 @@ class RequestBuilder:
         `single`."""
         check_batch(messages)
         ids = self.ids(messages)
-        for start, encoded in self.encoded(messages, ids, limit or self._limit):
+        for start, encoded in self.encoded_batches(messages, ids, limit or self._limit):
             end = start + len(encoded)
             own, own_ids = messages[start:end], tuple(ids[start:end])
             yield Part(self.request(own, encoded, own_ids), tuple(own), own_ids)
@@ -125,7 +125,7 @@ class RequestBuilder:
             message.message_id or new_id for message, new_id in zip(messages, new_ids, strict=True)
         ]
 
-    def encoded(
+    def encoded_batches(
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Yield (index of first message, encoded messages) per batch of at most BATCH_MAX_MESSAGES
@@ -165,7 +165,7 @@ class RequestBuilder:
     def split(self, part: Part) -> list[Part]:
         """Return the parts of a refused batch, each with at most half of its bytes, or a single
         message. The messages keep their ids."""
-        messages = [named(*pair) for pair in zip(part.messages, part.ids, strict=True)]
+        messages = [with_message_id(*pair) for pair in zip(part.messages, part.ids, strict=True)]
         parts = list(self.batches(messages, len(part.request.body) // 2))
         for each in parts:
             each.request.queue = part.request.queue
@@ -179,10 +179,11 @@ class RequestBuilder:
     def request(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """Return a request of one message, or of a batch that `encoded` has; raise as `single`."""
+        """Return a request of one message, or of a batch from `encoded_batches`; raise like
+        `single`."""
         first = messages[0]
         if len(messages) == 1:
-            return self.single(named(first, ids[0]))
+            return self.single(with_message_id(first, ids[0]))
         return SendRequest(
             self.topic(first.topic),
             b"".join(encoded),

@@ -88,11 +88,11 @@ class SendGroup:
     def on_done(self, completion: Completion) -> None:
         """Complete the futures of stored messages, or fail all if the group was never sent."""
         if completion.stored is not None and completion.result is not None:
-            end_all(self._stored(completion.result, completion.stored))
+            end_all(self._stored_results(completion.result, completion.stored))
         elif (error := completion.error) is not None:
             end_all((future, None, error.copy()) for future in self.tokens)
 
-    def _stored(
+    def _stored_results(
         self, first: SendResult, stored: StoredFrames
     ) -> Iterator[tuple[SendFuture, SendResult, None]]:
         for index, offset, offset_id, transaction_id, recall_handle, rtt_ms in zip(

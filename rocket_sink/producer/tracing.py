@@ -208,12 +208,12 @@ class RequestTraces(_TraceSender):
         result, stored = completion.result, completion.stored
         if result is None or not result.trace_on or result.queue.topic == self._topic:
             return
-        drawn = self._drawn(1 if stored is None else len(stored))
+        drawn = self._sampled_positions(1 if stored is None else len(stored))
         if not drawn:
             return
-        places, offset_ids = None, result.offset_message_id.split(",")
+        indices, offset_ids = None, result.offset_message_id.split(",")
         if stored is not None:
-            places = stored.indices[drawn].tolist()
+            indices = stored.indices[drawn].tolist()
             offset_ids = [raw.decode() for raw in stored.offset_message_ids[drawn].tolist()]
         first, last = completion.attempts[0], completion.attempts[-1]
         topic = self._bare(result.queue.topic)
@@ -223,7 +223,7 @@ class RequestTraces(_TraceSender):
         lines = []
         # For a batch a broker may return only the id of the first message.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
-        for message, offset_id in zip(messages(places), names, strict=False):
+        for message, offset_id in zip(messages(indices), names, strict=False):
             # The task encoded these properties, so each has a name and a value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
@@ -236,7 +236,7 @@ class RequestTraces(_TraceSender):
             ))  # fmt: skip
         self._send(lines)
 
-    def _drawn(self, count: int) -> list[int]:
+    def _sampled_positions(self, count: int) -> list[int]:
         """Return the positions of sampled requests among the next `count` requests."""
         return [int(n) for n in np.flatnonzero(self._rng.random(count) < self._sample)]
 

@@ -30,7 +30,7 @@ from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.hooks import Hooks
-from rocket_sink.producer.request_builder import RequestBuilder, named
+from rocket_sink.producer.request_builder import RequestBuilder, with_message_id
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.text import clean
 from rocket_sink.wire import requests
@@ -129,7 +129,7 @@ class TransactionClient:
         request = self._builder.single(message, {TRAN_MSG: "true", PGROUP: self._group})
         request.timed = True  # half messages are never in a batch
         request.sys_flag |= SysFlag.TRANSACTION_PREPARED
-        identified = named(message, request.message_id)
+        identified = with_message_id(message, request.message_id)
         try:
             half = self._driver.send(request, (message,), "transaction")
         except DegradedError as degraded:
@@ -137,7 +137,7 @@ class TransactionClient:
             raise
         state, failure = ROLLBACK, None
         if half.outcome is Outcome.ACKED:
-            state, failure = _decided(
+            state, failure = _user_decision(
                 lambda: execute(identified, arg),
                 "the local transaction %s raised", identified.message_id,
             )  # fmt: skip
@@ -252,7 +252,7 @@ class TransactionClient:
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
         listener, message = self._listener(), check.message
-        state, failure = _decided(
+        state, failure = _user_decision(
             lambda: None if listener is None else listener(message),
             "the listener raised for transaction %s", message.message_id,
         )  # fmt: skip
@@ -273,7 +273,7 @@ class TransactionClient:
             raise error
 
 
-def _decided(
+def _user_decision(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
     """Return the state that the user's code decides on. None counts as UNKNOWN, as in Java. If the

@@ -14,15 +14,16 @@ CUT: Final = 0.5
 PROXY_PLACES: Final = 120
 """Limit of single messages in flight on a connection to a RocketMQ proxy. A proxy drops an answer
 if more than 64 KiB of earlier answers wait in the connection's write buffer
-(`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). A place in the
-window stands for 512 bytes of answers; the answer to a message has 260 to 420 bytes."""
+(`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). The answer to a
+message has 260 to 420 bytes. So the limit allows 512 bytes for each answer."""
 PROXY_BATCH: Final = 500
 """Limit of messages in a batch to a proxy, so that two batches fit into the window."""
 
 
 def batch_places(messages: int) -> int:
-    """Return the places of a batch in a proxy's window. Per message the answer has 33 bytes, or 57
-    if the broker has an IPv6 address."""
+    """Return how many single messages a batch counts as in a proxy's window. Per message of a batch
+    the answer has 33 bytes, or 57 if the broker has an IPv6 address, so nine messages fit into the
+    512 bytes of one."""
     return 1 + messages // 9
 
 

@@ -171,11 +171,11 @@ class PendingRequest:
         piece = self.pieces[-1]
         return decode_message(piece, piece.message_count - 1).property(UNIQ_KEY) or ""
 
-    def messages(self, places: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
-        """Yield decoded messages: those at the indices `places` of each piece, by default all. This
-        is slow, so batches and groups are sent without it."""
+    def messages(self, indices: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
+        """Yield decoded messages: those at the `indices` of each piece, by default all. This is
+        slow, so batches and groups are sent without it."""
         for piece in self.pieces:
-            for index in range(piece.message_count) if places is None else places:
+            for index in range(piece.message_count) if indices is None else indices:
                 message = decode_message(piece, index)
                 if self.sys_flag:
                     kind = CompressionType.of_sys_flag(self.sys_flag)

@@ -749,7 +749,7 @@ PRODUCER = (
         "groups-end-at-a-defect",
         "rocket_sink/producer/engine/request_flow.py",
         "            self._end(attempt, end, feedback=not number)\n",
-        "            self._take_step(attempt, self.handler.failed(attempt, end))\n",
+        "            self._take_step(attempt, self.handler.handle_failure(attempt, end))\n",
         (
             "tests/producer/test_interrupts.py::test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with",
         ),

@@ -29,7 +29,7 @@ def make(callback: Any = None) -> SendFuture:
 def test_asked_after_the_end() -> None:
     future = make()
     assert not future.done() and not future.running() and not future.cancelled()
-    future.ended(RESULT, None)
+    future.resolve(RESULT, None)
     results: list[Any] = []
     future.add_done_callback(results.append)
     assert future.done() and future.result() is RESULT and future.exception() is None
@@ -44,7 +44,7 @@ def test_asked_before_the_end() -> None:
     future.add_done_callback(results.append)
     waiter = threading.Thread(target=lambda: results.append(future.result(60)))
     waiter.start()
-    future.ended(RESULT, None)
+    future.resolve(RESULT, None)
     waiter.join(60)
     assert WORKERS.callbacks.flush(60)
     assert sorted(map(str, results)) == sorted(map(str, [future, RESULT]))
@@ -54,7 +54,7 @@ def test_an_error() -> None:
     early, late = make(), make()
     assert not wait([early], timeout=0).done
     for future in (early, late):
-        future.ended(None, UnwrittenError("no"))
+        future.resolve(None, UnwrittenError("no"))
         assert isinstance(future.exception(), UnwrittenError)
         with pytest.raises(UnwrittenError):
             future.result(0)
@@ -65,7 +65,7 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
         raise BrokerError("mine")
 
     future = make(bad)
-    future.ended(RESULT, None)
+    future.resolve(RESULT, None)
     assert WORKERS.callbacks.flush(60)
     assert future.result() is RESULT and "a callback of a send raised" in caplog.text
 
@@ -73,20 +73,20 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
 def test_in_an_event_loop() -> None:
     async def main() -> list[Any]:
         futures = [make() for _ in range(3)]
-        futures[0].ended(RESULT, None)
+        futures[0].resolve(RESULT, None)
         wrapped = [asyncio.wrap_future(future) for future in futures]
-        threading.Timer(0.01, lambda: [f.ended(RESULT, None) for f in futures[1:]]).start()
+        threading.Timer(0.01, lambda: [f.resolve(RESULT, None) for f in futures[1:]]).start()
         return await asyncio.gather(*wrapped)
 
     assert asyncio.run(main()) == [RESULT] * 3
 
 
 def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any:
-    """Return a trace function that waits before the `step`-th line of `ended`."""
+    """Return a trace function that waits before the `step`-th line of `resolve`."""
     lines = [0]
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
-        if frame.f_code is not SendFuture.ended.__code__:
+        if frame.f_code is not SendFuture.resolve.__code__:
             return None
         if event == "line":
             lines[0] += 1
@@ -106,7 +106,7 @@ def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
 
     def end() -> None:
         sys.settrace(stops_at(step, reached, go_on))
-        future.ended(RESULT, None)
+        future.resolve(RESULT, None)
         sys.settrace(None)
 
     def ask() -> None:
@@ -137,7 +137,7 @@ def test_concurrent_access_gets_the_result_once(way: str) -> None:
     def end() -> None:
         start.wait()
         for future in futures:
-            future.ended(RESULT, None)
+            future.resolve(RESULT, None)
 
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(end)
@@ -179,7 +179,7 @@ for _ in range(100):
     future = SendFuture(None, None, None, None)
     asked.append(future)
     gc.set_threshold(1)
-    future.ended("a result", None)
+    future.resolve("a result", None)
     gc.set_threshold(0)
     asked.clear()
     assert future.done() and future.result(0) == "a result"

@@ -175,7 +175,7 @@ def test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome(make_producer, m
         raise TypeError("a defect")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ResponseHandler, "answered", broken)
+        patched.setattr(ResponseHandler, "handle_answer", broken)
         patched.setattr(ResponseHandler, "group_ended", broken)
         futures = [producer.send_async(Message("orders", b"x")) for _ in range(count)]
         errors = [future.exception(30) for future in futures]
@@ -194,7 +194,7 @@ def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with
     producer.send_async(Message("orders", b"x")).result(30)
     for broker in cluster.brokers:
         broker.on_send(CloseConnection(), times=1)
-    failed, calls = ResponseHandler.failed, []
+    failed, calls = ResponseHandler.handle_failure, []
 
     def third_is_broken(*given, **more):
         calls.append(given)
@@ -202,7 +202,7 @@ def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with
             raise TypeError("a defect")
         return failed(*given, **more)
 
-    monkeypatch.setattr(ResponseHandler, "failed", third_is_broken)
+    monkeypatch.setattr(ResponseHandler, "handle_failure", third_is_broken)
     with held(producer):  # so that they share a group
         futures = [producer.send_async(Message("orders", b"x")) for _ in range(100)]
     errors = [future.exception(30) for future in futures]

@@ -17,7 +17,7 @@ C = SinkOptions.parse(nameServer="h1:9876", accessKey="u", secretKey="two")
 class FakeEngine:
     def __init__(self, options) -> None:
         self.options = options
-        self.broken = False
+        self.is_broken = False
         self.pending = 0
         self.closed = self.abandoned = 0
 
@@ -94,7 +94,7 @@ def test_idle_ones_are_closed_at_the_next_checkout(pool, clock):
 
 def test_broken_or_busy_ones_are_not_kept(pool):
     engine = pool.acquire(A)
-    engine.broken = True
+    engine.is_broken = True
     pool.release(engine)
     assert engine.closed == 1
     engine = pool.acquire(A)
@@ -103,7 +103,7 @@ def test_broken_or_busy_ones_are_not_kept(pool):
     assert engine.closed == 1
     engine = pool.acquire(A)
     pool.release(engine)
-    engine.broken = True
+    engine.is_broken = True
     assert pool.acquire(A) is not engine
 
 

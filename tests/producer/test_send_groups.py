@@ -215,8 +215,8 @@ def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
 
     with monkeypatch.context() as patched:
         patched.setattr(SendGroup, "frames", frames)
-        set_ended = SendFuture.ended
-        patched.setattr(SendFuture, "ended", lambda *given: ends.append(given) or set_ended(*given))
+        resolve = SendFuture.resolve
+        patched.setattr(SendFuture, "resolve", lambda *args: ends.append(args) or resolve(*args))
         futures = burst(producer)
         errors = [future.exception(60) for future in futures]
     assert {type(error) for error in errors} == {UnwrittenError} and max(groups) > 100

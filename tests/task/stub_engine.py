@@ -36,7 +36,7 @@ class StubEngine:
         self.unknown_topics: set[str] = set()
         self.routes: dict[str, TopicPublishInfo] = {}
         self.most_in_flight: dict[MessageQueue, int] = {}
-        self.broken = False
+        self.is_broken = False
         self.shared = SharedBrokerState.in_process()
         self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
         self._ended_groups: list[Completion] = []
@@ -89,7 +89,7 @@ class StubEngine:
         return []
 
     def close(self) -> None:
-        self.broken = True
+        self.is_broken = True
 
     def bodies(self, queue: MessageQueue | None = None) -> list[bytes]:
         queues = [queue] if queue else list(self.stored)

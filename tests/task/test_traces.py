@@ -113,5 +113,5 @@ def test_keys_that_fill_a_message_lose_its_trace_only(
 def test_as_many_requests_are_drawn_as_the_sample_says(cluster: FakeCluster) -> None:
     options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", traceSample=0.2)
     sample = RequestTraces(options, SendEngine(options), np.random.default_rng(1))
-    counts = [len(sample._drawn(1 + n % 7)) for n in range(7000)]
+    counts = [len(sample._sampled_positions(1 + n % 7)) for n in range(7000)]
     assert sum(counts) == pytest.approx(0.2 * 28_000, rel=0.05)

@@ -67,7 +67,7 @@ class Admin:
         self.options = constructor_options(options, more)
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HeaderTemplates(self.options)
-        self._client = NetworkClient(self.options, sign=headers.added, hide=headers.hide)
+        self._client = NetworkClient(self.options, sign=headers.adder, hide=headers.hide)
         self._name_servers = NameServers(
             self.options.name_servers, self._client, Random(), timeout_s
         )

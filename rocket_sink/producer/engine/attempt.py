@@ -301,7 +301,7 @@ class SendAttempt:
     requests: int = 1
     """Requests that count as in flight at the broker; a batch at a proxy: `Broker.batch_places`."""
 
-    places = 1
+    window_requests = 1
     """The number of requests that the engine's `Window` counts for this attempt."""
 
     def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
@@ -341,7 +341,7 @@ class SendAttempt:
         room = broker.room_for(self.requests, reserved)
         return 0 if self.request.batch and room < self.requests else room
 
-    def known_history(self) -> AttemptHistory:
+    def ensure_history(self) -> AttemptHistory:
         """Return the history; create it on the first call."""
         if self.history is None:
             self.history = AttemptHistory()

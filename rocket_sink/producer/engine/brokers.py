@@ -112,7 +112,7 @@ class Broker:
         else:
             self.window.busy(sent_s, self._in_window, now_s)
 
-    def stored(self, full_size: int, requests: int = 1) -> None:
+    def grow_window(self, full_size: int, requests: int = 1) -> None:
         """Let the window grow. A broker's window ends at `full_size`; a proxy's window stays."""
         for _ in range(requests):
             if self.window is None:
@@ -243,7 +243,7 @@ class Brokers:
             or topic_ranking.info is not info
             or topic_ranking.ranks is not self.ranks
         ):
-            topic_ranking = self._ranked(info, topic_ranking)
+            topic_ranking = self._rank_brokers(info, topic_ranking)
         return topic_ranking.ranking
 
     def open_to(self, info: TopicPublishInfo, worse: bool, now_s: float) -> list[Broker]:
@@ -273,7 +273,7 @@ class Brokers:
             self._worsened |= worse & self._brokers.keys()
             self.ranks = ranks
 
-    def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
+    def _rank_brokers(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew. Each broker keeps its next queue (`turn`)."""
         ranking = old.ranking if old is not None and old.info is info else None
         if ranking is None:
@@ -302,7 +302,7 @@ class Brokers:
 
     # --- events ------------------------------------------------------------------------------
 
-    def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
+    def note_answer(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
         """Note an answer. A quick answer of a healthy broker leaves the fault table untouched."""
         broker.measure(rtt_s)
         if not stored:

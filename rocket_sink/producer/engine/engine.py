@@ -82,7 +82,7 @@ class SendEngine:
         self.client = NetworkClient(
             options,
             clock=clock,
-            sign=self._headers.added,
+            sign=self._headers.adder,
             hide=self._headers.hide,
             on_request=on_request,
             hooks=rpc_hooks,
@@ -261,7 +261,7 @@ class SendEngine:
         return events
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether the engine must not be used again (closed, fatal error, or forked process)."""
         return self.closed or self.flow.handler.fatal or self.identity.of_pid != os.getpid()
 

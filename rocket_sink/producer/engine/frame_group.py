@@ -57,16 +57,16 @@ class GroupAttempt(SendAttempt):
         self.first_opaque = 0
 
     @property
-    def places(self) -> int:  # type: ignore[override]
+    def window_requests(self) -> int:  # type: ignore[override]
         return self.size - self._ended
 
-    def answered(self, answers: SendAnswers) -> None:
+    def note_answers(self, answers: SendAnswers) -> None:
         """Note answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
         self.requests -= len(answers)
         self._answers.append((answers, self.rtt_s))
 
-    def answered_one(self, opaque: int, answer: SendAnswer) -> None:
+    def note_single_answer(self, opaque: int, answer: SendAnswer) -> None:
         """Note an answer that was not read in bulk. It says that its message is stored."""
         index = opaque - self.first_opaque
         self._open[index] = False
@@ -115,7 +115,7 @@ class GroupAttempt(SendAttempt):
         if len(parts) == 1:
             return parts[0]
         columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return StoredFrames(*map(_joined, columns))
+        return StoredFrames(*map(_joined_columns, columns))
 
     def _columns_of(self, answers: SendAnswers, rtt_s: float) -> StoredFrames:
         texts = answers.texts
@@ -130,10 +130,10 @@ class GroupAttempt(SendAttempt):
 
     def give_back(self, stored: StoredFrames) -> tuple[int, int]:
         """Remove completed messages; return their body bytes and number for `Window.give_back`."""
-        size, places = self.group.bytes_of(stored.indices), len(stored)
+        size, count = self.group.bytes_of(stored.indices), len(stored)
         self.body_bytes -= size
-        self._ended += places
-        return size, places
+        self._ended += count
+        return size, count
 
 
 def _columns_of_singles(answers: Sequence[tuple[int, SendAnswer, float]]) -> StoredFrames:
@@ -153,7 +153,7 @@ def _column(texts: Sequence[str | None]) -> Texts | None:
     return None if None in texts else np.array(texts, "S")
 
 
-def _joined(columns: Sequence[npt.NDArray[Any] | None]) -> Any:
+def _joined_columns(columns: Sequence[npt.NDArray[Any] | None]) -> Any:
     """Join the columns of several `StoredFrames`; return None if a column is missing."""
     present_columns = [column for column in columns if column is not None]
     return np.concatenate(present_columns) if len(present_columns) == len(columns) else None

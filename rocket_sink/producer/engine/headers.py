@@ -57,12 +57,12 @@ class HeaderTemplates:
         return template
 
     @property
-    def added(self) -> Callable[[Mapping[str, str], Any], Mapping[str, str]] | None:
+    def adder(self) -> Callable[[Mapping[str, str], Any], Mapping[str, str]] | None:
         """The function that returns additional header fields (namespace, signature) for a request
         without a template; None if requests need neither."""
-        return self._added if self._namespace or self.signer is not None else None
+        return self._extra_fields if self._namespace or self.signer is not None else None
 
-    def _added(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
+    def _extra_fields(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
         if self.signer is None:
             return self._namespace
         return {**self._namespace, **self.signer({**ext, **self._namespace}, body)}

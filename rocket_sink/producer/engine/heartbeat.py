@@ -67,10 +67,10 @@ class Probes:
             self._open[name] = failed_s = self._driven_s + _PROBE_TIMEOUT_S
             deadline_s = now_s + _PROBE_TIMEOUT_S + 2 * PROBE_INTERVAL_S
             frame = requests.query_max_offset(MessageQueue(topics[name], "", 0))
-            on_end = Call(partial(self._ended, name, failed_s, deadline_s))
+            on_end = Call(partial(self._end_probe, name, failed_s, deadline_s))
             self._client.call(addresses[name], frame, on_end, deadline_s=deadline_s, now_s=now_s)
 
-    def _ended(
+    def _end_probe(
         self,
         name: str,
         failed_s: float,

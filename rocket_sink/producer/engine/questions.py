@@ -57,13 +57,13 @@ class Questions:
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
             self._asked[key] = None, now_s
-            call = Call(partial(self._ended, key, learn))
+            call = Call(partial(self._take_answer, key, learn))
             self._client.call(address, frame, call, deadline_s=now_s + QUESTION_S, now_s=now_s)
             error, at_s = self._asked.get(key, (None, now_s))
         if error is not None:
             raise error.copy()
 
-    def _ended(
+    def _take_answer(
         self,
         key: Hashable,
         learn: Learn,

@@ -89,11 +89,11 @@ class RequestFlow:
         try:
             match result:
                 case Frame():
-                    step = handler.answered(attempt, result)
+                    step = handler.handle_answer(attempt, result)
                 case SendError():
-                    step = handler.failed(attempt, result, feedback=feedback)
+                    step = handler.handle_failure(attempt, result, feedback=feedback)
                 case CheckResult():
-                    step = handler.verified(attempt, result)
+                    step = handler.handle_check(attempt, result)
                 case None:
                     attempt.release()
                     step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
@@ -101,7 +101,7 @@ class RequestFlow:
                     raise result
         except Exception as error:
             # Complete the request nevertheless, because a caller waits for it.
-            step = self._unhandled(attempt, error)
+            step = self._defect_completion(attempt, error)
         if type(step) is Completion:
             self._complete(attempt, step)
         else:
@@ -118,7 +118,7 @@ class RequestFlow:
         if not group.requests and not group.done:
             self._complete(group, self.handler.part_ended(group))
 
-    def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
+    def _defect_completion(self, attempt: SendAttempt, error: Exception) -> Completion:
         """Return the completion of an attempt whose end could not be handled (a defect)."""
         _LOG.error("the end of a request at %s was not handled", attempt.address, exc_info=error)
         attempt.release()
@@ -144,7 +144,7 @@ class RequestFlow:
                         continue  # The connection has the attempt, and will end it.
                     error = UnwrittenError(f"it cannot be sent: {caught!r}")
                 attempt.ended_s = now_s
-                self._take_step(attempt, self.handler.failed(attempt, error))
+                self._take_step(attempt, self.handler.handle_failure(attempt, error))
                 continue
             target = attempt.target
             if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
@@ -173,7 +173,7 @@ class RequestFlow:
     def _complete(self, attempt: SendAttempt, completion: Completion) -> None:
         attempt.done = True
         self.done.append(completion)  # first, so that no error of a later line can lose it
-        self.window.give_back(attempt.body_bytes, attempt.places)
+        self.window.give_back(attempt.body_bytes, attempt.window_requests)
         if attempt.turn is not None:
             self.waiting.leave(attempt)
         if self._metrics is not None:

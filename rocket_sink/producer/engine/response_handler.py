@@ -93,13 +93,13 @@ class ResponseHandler:
 
     # --- the ends of an attempt --------------------------------------------------------------
 
-    def answered(self, attempt: SendAttempt, frame: Frame) -> Completion | NextStep:
+    def handle_answer(self, attempt: SendAttempt, frame: Frame) -> Completion | NextStep:
         rtt_s, broker = attempt.rtt_s, attempt.broker
         assert broker is not None
         if attempt.hooked is not None:
             self._client.rpc_hooks.after(attempt.address, attempt.hooked, frame)
         stored = frame.code in SEND_STATUS
-        self._brokers.answered(broker, rtt_s, attempt.ended_s, stored=stored)
+        self._brokers.note_answer(broker, rtt_s, attempt.ended_s, stored=stored)
         if not stored:
             assert attempt.target is not None
             error = error_for_answer(
@@ -110,22 +110,22 @@ class ResponseHandler:
                 broker_address=attempt.address,
             )
             assert error is not None
-            return self.failed(attempt, error)
+            return self.handle_failure(attempt, error)
         if broker.window is not None:
-            broker.stored(self._options.max_in_flight)
+            broker.grow_window(self._options.max_in_flight)
         if attempt.request.batch and attempt.body_bytes > broker.largest_batch:
             broker.largest_batch = attempt.body_bytes
         try:
             answer = decode_send_answer(frame)
         except InvalidAnswerError as error:
-            return self.failed(attempt, error)
+            return self.handle_failure(attempt, error)
         attempt.release()
         if frame.code:
-            return self._degraded(attempt, answer)
+            return self._handle_degraded(attempt, answer)
         records: list[AttemptRecord] = []
         if self.records or attempt.history is not None:
-            records = self._recorded(attempt, Outcome.ACKED, answer=answer)
-        return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
+            records = self._add_record(attempt, Outcome.ACKED, answer=answer)
+        return _stored_completion(attempt, _result_of(attempt, answer, rtt_s), records)
 
     def group_ended(
         self, attempt: GroupAttempt, result: Result | CheckResult
@@ -136,10 +136,10 @@ class ResponseHandler:
         match result:
             case SendAnswers():
                 self._group_stored(attempt, len(result))
-                attempt.answered(result)
+                attempt.note_answers(result)
             case SendAnswerFrame():
                 self._group_stored(attempt, 1)
-                attempt.answered_one(result.opaque, result.answer)
+                attempt.note_single_answer(result.opaque, result.answer)
             case Frame():
                 return [(attempt.leave(result.opaque - attempt.first_opaque), result)]
             case PlainAnswers():  # Brokers never answer sends in this form.
@@ -150,15 +150,15 @@ class ResponseHandler:
             case NotSentError() if attempt.requests == attempt.size:
                 return [(attempt, result)]
             case SendError():
-                # Copy the error for each message, because `verified` changes its facts.
+                # Copy the error for each message, because `handle_check` changes its facts.
                 return [(single, result.copy()) for single in attempt.leave_all()]
         return []
 
     def _group_stored(self, attempt: GroupAttempt, count: int) -> None:
         broker = attempt.broker
         assert broker is not None
-        self._brokers.answered(broker, attempt.rtt_s, attempt.ended_s, stored=True)
-        broker.stored(self._options.max_in_flight, count)
+        self._brokers.note_answer(broker, attempt.rtt_s, attempt.ended_s, stored=True)
+        broker.grow_window(self._options.max_in_flight, count)
         broker.in_flight -= count
 
     def part_ended(self, attempt: GroupAttempt) -> Completion:
@@ -166,14 +166,14 @@ class ResponseHandler:
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
-        records = self._recorded(attempt, Outcome.ACKED, answer=answer)
-        completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
+        records = self._add_record(attempt, Outcome.ACKED, answer=answer)
+        completion = _stored_completion(attempt, _result_of(attempt, answer, 0.0), records)
         completion.stored = attempt.take_stored()
         if records:
             records[-1].message_count = len(completion.stored)
         return completion
 
-    def failed(
+    def handle_failure(
         self, attempt: SendAttempt, error: SendError, *, feedback: bool = True
     ) -> Completion | NextStep:
         """Handle an attempt not stored, or of unknown outcome; with `feedback`, tell `Brokers`."""
@@ -184,7 +184,7 @@ class ResponseHandler:
             if error.backs_off or is_lost:
                 broker.busy(attempt.handed_s, now_s)
         attempt.release()
-        history, limits = attempt.known_history(), self._limits
+        history, limits = attempt.ensure_history(), self._limits
         verifies = error.outcome is Outcome.UNKNOWN and bool(attempt.request.verify_ids)
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
@@ -207,7 +207,7 @@ class ResponseHandler:
         if in_flight:
             if feedback:
                 self._apply_feedback(attempt, retry, error)
-            self._recorded(attempt, error.outcome, error=error)
+            self._add_record(attempt, error.outcome, error=error)
         elif self.records and not attempt.wire_bytes:
             _note_wait(attempt, history, error)
         if verifies:
@@ -217,10 +217,10 @@ class ResponseHandler:
             return self._failed_completion(attempt, error)
         return self._next_step(attempt, retry)
 
-    def verified(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
+    def handle_check(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
         """Handle the end of a check whether the broker has stored an unanswered attempt. The
         attempt's record gets the outcome that the check has found."""
-        message, error, history = result.message, result.error, attempt.known_history()
+        message, error, history = result.message, result.error, attempt.ensure_history()
         if message is not None:
             del history.records[-1:]
             code = int(ResponseCode.SUCCESS)
@@ -228,10 +228,10 @@ class ResponseHandler:
                 code, SEND_STATUS[code], message.offset_message_id, message.queue_id,
                 message.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
             )  # fmt: skip
-            records = self._recorded(attempt, Outcome.ACKED, answer=answer)
+            records = self._add_record(attempt, Outcome.ACKED, answer=answer)
             if records:
                 records[-1].remark = "no answer came; found stored by its id"
-            completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
+            completion = _stored_completion(attempt, _result_of(attempt, answer, 0.0), records)
             completion.found_stored = True
             return completion
         if result.decided:
@@ -241,13 +241,13 @@ class ResponseHandler:
             for record in history.records[-1:]:
                 record.outcome = Outcome.REJECTED
                 record.remark = f"{record.remark}; its id is not stored"
-            return self.failed(attempt, error)
+            return self.handle_failure(attempt, error)
         history.unknown = history.unknown or error
         return self._failed_completion(attempt, error)
 
     # --- the next step -----------------------------------------------------------------------
 
-    def _degraded(self, attempt: SendAttempt, answer: SendAnswer) -> Completion | NextStep:
+    def _handle_degraded(self, attempt: SendAttempt, answer: SendAnswer) -> Completion | NextStep:
         """Handle an answer that says that a message is stored, but less durably than asked for."""
         retry = retry_degraded(
             answer.code,
@@ -257,8 +257,8 @@ class ResponseHandler:
             stays=attempt.strict or attempt.request.queue is not None,
             options=self._options,
         )
-        history = attempt.known_history()
-        records = self._recorded(attempt, Outcome.ACKED_DEGRADED, answer=answer)
+        history = attempt.ensure_history()
+        records = self._add_record(attempt, Outcome.ACKED_DEGRADED, answer=answer)
         result = _result_of(attempt, answer, attempt.rtt_s)
         if self.stopping or retry is None:
             return self._degraded_completion(attempt, result, records)
@@ -279,7 +279,7 @@ class ResponseHandler:
         return NextStep(again, due_s=now_s + retry.delay_s)
 
     def _retry_after(self, attempt: SendAttempt, error: SendError) -> Retry | None:
-        request, history, now_s = attempt.request, attempt.known_history(), attempt.ended_s
+        request, history, now_s = attempt.request, attempt.ensure_history(), attempt.ended_s
         if isinstance(error, NoRouteError) and self._routes.is_unresolvable(request.topic):
             return None
         if (
@@ -329,7 +329,9 @@ class ResponseHandler:
 
     # --- records and completions -------------------------------------------------------------
 
-    def _recorded(self, attempt: SendAttempt, outcome: Outcome, **end: Any) -> list[AttemptRecord]:
+    def _add_record(
+        self, attempt: SendAttempt, outcome: Outcome, **end: Any
+    ) -> list[AttemptRecord]:
         """Add the attempt's record, if records are kept, and return the request's records."""
         history = attempt.history
         if not self.records:
@@ -345,7 +347,7 @@ class ResponseHandler:
         self, attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
     ) -> Completion:
         """Return the completion of a degraded send: its result, or an error by `onDegraded`."""
-        completion = _completed(attempt, result, records)
+        completion = _stored_completion(attempt, result, records)
         if self._options.on_degraded == "fail":
             completion.result = None
             completion.error = DegradedError(
@@ -359,7 +361,7 @@ class ResponseHandler:
         """Return the completion of a request whose last attempt was not acknowledged. If an earlier
         attempt was stored less durably than asked for, its result counts. Otherwise the error of
         the first attempt with an unknown outcome counts, if there is one."""
-        history = attempt.known_history()
+        history = attempt.ensure_history()
         if history.degraded is not None:
             return self._degraded_completion(attempt, history.degraded, history.records)
         cause = history.unknown or error
@@ -457,7 +459,7 @@ def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendRe
     )
 
 
-def _completed(
+def _stored_completion(
     attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
 ) -> Completion:
     return Completion(

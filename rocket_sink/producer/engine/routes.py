@@ -85,10 +85,15 @@ class NameServers:
         of_all: bool = False,
         codes: Collection[int] = ANSWERS,
     ) -> None:
-        """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them. Then
-        call `done(answers, error, now)`, with the answer of the server that knows the topic; with
-        `of_all`, or if no server knows the topic, with all answers. The error is set if no server
-        answered. It is a TlsRefusedError if each server refused TLS: then look-ups are useless.
+        """Ask the servers, and call `done(answers, error, now)` once:
+
+        - By default ask one after the other. If a server knows the topic, ask no further server,
+          and pass its answer only.
+        - If no server knows the topic, pass all answers.
+        - With `of_all`, ask every server, and pass all answers.
+        - If no server answered, pass the error. It is a TlsRefusedError if each server refused TLS,
+          because further look-ups are useless then.
+
         `codes` are the codes that count as an answer."""
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         deadline_s = now_s + self._timeout_s
@@ -135,11 +140,11 @@ class _Question:
         batch, self.unasked = self.unasked[:count], self.unasked[count:]
         self.in_flight = count
         for address in batch:
-            on_end = Call(partial(self._ended, address))
+            on_end = Call(partial(self._take_answer, address))
             deadline_s = now_s + min(TRY_S, max(share_s, 0.1))
             self.client.call(address, self.frame, on_end, deadline_s=deadline_s, now_s=now_s)
 
-    def _ended(
+    def _take_answer(
         self, address: str, answer: Frame | None, error: SendError | None, now_s: float
     ) -> None:
         if self.is_done:
@@ -367,7 +372,8 @@ class Routes:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
 
     def _look_up(self, state: _Topic) -> LookUp:
-        """Look the topic up. If the name servers do not know it, use the template's route."""
+        """Look the topic up. If the name servers do not know it, it keeps its known route until
+        `MISSES_MAX` such answers. Without a known route it gets the route of the template topic."""
         answers, now_s = yield requests.get_route(state.name), False
         frame = next(iter(answers.values()))
         if frame.code != ResponseCode.TOPIC_NOT_EXIST:
@@ -379,7 +385,7 @@ class Routes:
         registered: list[Collection[str]] | None = None
         if state.info is not None and state.misses >= MISSES_MAX:
             answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
-            holders, registered = state.info.queues_by_broker.keys(), _registered(answers)
+            holders, registered = state.info.queues_by_broker.keys(), _registered_names(answers)
             is_long = now_s - state.missing_since_s >= PROXY_MISSING_S
             if any(holders & names for names in registered) or (not registered and is_long):
                 state.drop()
@@ -397,7 +403,7 @@ class Routes:
             registered = None
         if registered is None:
             answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
-            registered = _registered(answers)
+            registered = _registered_names(answers)
         if all(registered):  # A name server without brokers knows no topic yet.
             template = self._template or "none"
             state.fail(
@@ -515,7 +521,7 @@ def _topics_in(frame: Frame) -> tuple[str, ...]:
     return ()
 
 
-def _registered(answers: Answers) -> list[Collection[str]]:
+def _registered_names(answers: Answers) -> list[Collection[str]]:
     """Return the names of the registered brokers, for each server with a readable answer. A proxy
     gives none."""
     names: list[Collection[str]] = []

@@ -107,10 +107,11 @@ def look_up(
     now_s: float,
 ) -> None:
     """Ask one broker for the message with this id, and call `done(message, error, now_s)` once. The
-    message has no body. None: the broker does not have the message. `StoredMessage.torn`: the
-    broker has no whole copy. The message was not stored before `since_ms` (ms since 1970)."""
+    message has no body. It is None if the broker does not have the message, and
+    `StoredMessage.torn` if the broker has no whole copy. Messages from before `since_ms` (ms since
+    1970) are not searched, because the caller knows that the message is younger."""
 
-    def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+    def on_answer(answer: Frame | None, error: SendError | None, at_s: float) -> None:
         message = None
         if answer is not None:
             try:
@@ -130,7 +131,7 @@ def look_up(
         begin_ms=max(0, since_ms - CLOCKS_APART_MS),
         unique_key=True,
     )
-    client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+    client.call(address, frame, Call(on_answer), deadline_s=deadline_s, now_s=now_s)
 
 
 def _message_in(answer: Frame, message_id: str) -> StoredMessage | None:
@@ -175,7 +176,7 @@ class StoredChecks:
     open: dict[StoredCheck, None] = field(default_factory=dict)
 
     def begin(self, attempt: SendAttempt) -> None:
-        error = attempt.known_history().last_error
+        error = attempt.ensure_history().last_error
         assert error is not None
         check = StoredCheck(attempt, error, attempt.ended_s)
         self.open[check] = None
@@ -210,7 +211,7 @@ class StoredChecks:
         check.messages.clear()
         for topic, message_id in questions:
             look_up(
-                self._client, address, topic, message_id, partial(self._answered, check),
+                self._client, address, topic, message_id, partial(self._take_answer, check),
                 since_ms=attempt.wall_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
             )  # fmt: skip
 
@@ -230,7 +231,7 @@ class StoredChecks:
             ):
                 channel.connection.hasten(attempt)
 
-    def _answered(
+    def _take_answer(
         self,
         check: StoredCheck,
         message: StoredMessage | None,

@@ -136,7 +136,7 @@ class WaitingRequests:
             attempt = self._attempts.get(heapq.heappop(self._times)[1])
             if attempt is not None:
                 self._release(attempt)
-        # Retries take the places of the attempts that failed before requests in line do.
+        # Retries go before requests in line, so that they take the room of the failed attempts.
         if not self._ready:
             self._give_out_room(now_s)
         ready, self._ready = self._ready, []

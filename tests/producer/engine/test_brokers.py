@@ -56,7 +56,7 @@ def test_an_isolation_counts_for_the_next_request():
     """A late answer isolates, too: otherwise a window of requests would go there at once."""
     brokers = make()
     assert homes(brokers, INFO) == set("abc")
-    brokers.answered(brokers.of("b"), 0.6, NOW_S, stored=True)
+    brokers.note_answer(brokers.of("b"), 0.6, NOW_S, stored=True)
     assert homes(brokers, INFO) == set("ac")
     brokers.faults.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
     assert homes(brokers, INFO) == {"c"}
@@ -107,7 +107,7 @@ def test_without_fault_tolerance_only_suspicion_counts():
     brokers = make(faultTable="off")
     isolate(brokers, "a", NOW_S, reachable=False)
     brokers.faults.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
-    brokers.answered(brokers.of("a"), 60.0, NOW_S, stored=True)
+    brokers.note_answer(brokers.of("a"), 60.0, NOW_S, stored=True)
     assert homes(brokers, INFO) == set("abc")
     brokers.update_suspicion([("a", NOW_S - 1.0, NOW_S)], NOW_S)
     assert homes(brokers, INFO) == set("abc"), "its usual latency explains it"
@@ -246,7 +246,7 @@ def test_brokers_behind_a_proxy_share_a_window(addresses, room):
         other = brokers.of(max(addresses))
         other.in_flight = 20
         assert broker.room_for(200) == 100
-        broker.stored(2048, 200)
+        broker.grow_window(2048, 200)
         assert broker.window.limit == 120, "the proxy drops answers beyond"
         broker.busy(1.0, 2.0)
         later = TopicPublishInfo.of("later", TopicRoute(queues, route))
