@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -114,10 +115,12 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the time until which the attempt waits for room. During its share of the request's
-        time it waits for the best brokers, and then, until the deadline, for worse ones, too."""
+        """Return the end of the attempt's share of the request's time, until which it waits for
+        room at the best brokers. Return infinity after it: the attempt waits for any usable broker,
+        until its deadline. The share of the last attempt ends at the deadline, so that attempt
+        never goes to a worse broker."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
-        return share_s if now_s < share_s else attempt.deadline_s
+        return share_s if now_s < share_s else math.inf
 
     # --- the choice of a queue ---------------------------------------------------------------
 

@@ -84,7 +84,8 @@ class WaitingRequests:
         self._ready: list[SendAttempt] = []
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep an attempt until its event, or until `due_s` or its deadline."""
+        """Keep an attempt until its event, or until `due_s` or its deadline. If `due_s` is infinite,
+        an attempt that waits for room waits for any usable broker, not only for the best ones."""
         attempt.waits = wait
         self.size += 1
         lines, event = self._lines, self._event_of(attempt, wait, due_s)
@@ -108,8 +109,7 @@ class WaitingRequests:
         if wait is Wait.POLICY:
             return topic, attempt.home
         if wait is Wait.BROKER:
-            is_last = due_s >= attempt.deadline_s
-            return (topic, is_last) if target is None else target.broker
+            return (topic, due_s > attempt.deadline_s) if target is None else target.broker
         return None
 
     def _release(self, attempt: SendAttempt) -> None:

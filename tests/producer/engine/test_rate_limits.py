@@ -224,6 +224,22 @@ def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
     assert len(other.store.messages("orders")) >= 13
 
 
+@pytest.mark.timeout(60)
+def test_a_last_attempt_waits_for_a_busy_broker_and_not_for_a_failing_one(cluster, make_engine):
+    """The failing broker has room. The engine once looped for ever, because it took this for room
+    that the attempt may use."""
+    engine = make_engine(retryTimesWhenSendFailed=0)
+    for broker, code in zip(cluster.brokers, (2, 14), strict=True):
+        broker.on_send(Answer(code, "not now"))
+        engine.submit(request("first", queue=MessageQueue("orders", broker.name, 0)))
+    engine.drain()
+    cluster.brokers[0].on_send(Delay(50), times=None)
+    for number in range(4):
+        engine.submit(request(number))
+    assert [c.outcome for c in engine.drain()] == [Outcome.ACKED] * 4
+    assert not cluster.brokers[1].store.messages("orders")
+
+
 def test_closing_completes_what_waits_for_a_busy_broker(cluster, make_engine):
     engine = make_engine(retryTimesWhenSendFailed=0)
     broker = cluster.brokers[0]

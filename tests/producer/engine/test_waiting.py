@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from random import Random
@@ -168,7 +169,7 @@ def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_ove
     isolate(world.brokers, "c", 0.0, reachable=False)
     world.brokers.view(0.0)
     world.due(0.0)
-    patient, late = world.add(Wait.BROKER, 50.0, 100.0)
+    patient, late = world.add(Wait.BROKER, 100.0, math.inf)
     assert world.due(1.0) == []
     world.brokers.of("b").in_flight = 0
     assert world.due(2.0) == [late], "the other one waits for a"
