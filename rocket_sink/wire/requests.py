@@ -125,11 +125,24 @@ def end_transaction(
     return frame
 
 
-def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
-    """Make a heartbeat, which registers a client's producer groups at a broker."""
+def heartbeat(
+    *, client_id: str, producer_groups: Iterable[str] = (), consumer_groups: Iterable[str] = ()
+) -> Frame:
+    """Make a heartbeat, which registers a client's groups at a broker. A broker that may create
+    consumer groups creates these, with their retry topics, without which consoles show no group."""
     body = {
         "clientID": client_id,
-        "consumerDataSet": [],
+        "consumerDataSet": [
+            {
+                "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+                "consumeType": "CONSUME_ACTIVELY",
+                "groupName": group,
+                "messageModel": "CLUSTERING",
+                "subscriptionDataSet": [],
+                "unitMode": False,
+            }
+            for group in consumer_groups
+        ],
         "heartbeatFingerprint": 0,
         "producerDataSet": [{"groupName": group} for group in producer_groups],
         "withoutSub": False,

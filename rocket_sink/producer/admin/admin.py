@@ -204,9 +204,15 @@ class Admin:
 
     def set_consumer_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
         """Set the offset from which a consumer group goes on with the queue. The group gets the
-        namespace of the options, as in Java's consumers (ClientConfig.withNamespace)."""
+        namespace of the options, as in Java's consumers (ClientConfig.withNamespace). A broker that
+        does not have the group is asked to create it."""
         group = with_namespace(self.options.namespace, group)
-        self._invoke(queue, requests.update_consumer_offset(queue, group, offset))
+        frame = requests.update_consumer_offset(queue, group, offset)
+        missing = {ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST}
+        if self._invoke(queue, frame, missing).code in missing:
+            heartbeat = requests.heartbeat(client_id="rocket-sink", consumer_groups=(group,))
+            self._invoke(queue, heartbeat)
+            self._invoke(queue, requests.update_consumer_offset(queue, group, offset))
 
     def _offset(self, queue: MessageQueue, frame: Frame) -> int:
         return responses.long_field(self._invoke(queue, frame), "offset")

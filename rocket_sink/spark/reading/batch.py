@@ -2,8 +2,7 @@
 
 A partition is a queue, or `maxMessagesPerPartition` messages of it. Its range of offsets is fixed
 when the read is planned, so a task that runs again reads the same messages. The reader uses no
-consumer group and stores no offset, so consumers do not notice it. It is meant for verification and
-dead-letter topics (`%DLQ%group`), because it decodes messages one by one."""
+consumer group and stores no offset, so consumers do not notice it."""
 
 from __future__ import annotations
 

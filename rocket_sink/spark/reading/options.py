@@ -34,7 +34,7 @@ class ReadOptions:
     """The options of a read; made by `ReadOptions.parse`."""
 
     # fmt: off
-    starting_offsets: str = option("startingOffsets", Kind.TEXT, "earliest", _R, "earliest, latest, or an offset per queue as JSON: {\"broker-a:0\": 12, \"broker-b:3\": \"latest\"}; queues that are not named: earliest")
+    starting_offsets: str = option("startingOffsets", Kind.TEXT, "earliest", _R, "earliest, latest, or an offset per queue as JSON: {\"broker-a:0\": 12, \"broker-b:3\": \"latest\"}; queues that are not named: earliest; a stream begins with latest by default")
     ending_offsets: str = option("endingOffsets", Kind.TEXT, "latest", _R, "as startingOffsets, exclusive; queues that are not named: latest, as it is when the read is planned")
     start_timestamp: int = option("startTimestamp", Kind.INTEGER, -1, _R, "messages stored at or after this time, ms since 1970; instead of startingOffsets", low=-1)
     end_timestamp: int = option("endTimestamp", Kind.INTEGER, -1, _R, "messages stored before this time, ms since 1970; instead of endingOffsets", low=-1)

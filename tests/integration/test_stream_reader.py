@@ -1,0 +1,160 @@
+"""The streaming reader on real brokers: Java sends, and the driver is killed again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.spark.datasource import register
+from tests import java_client
+from tests.clusters import make_topic, read_topic
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(3600)]
+HERE = Path(__file__).parent
+_LAG = re.compile(r"^\S+\s+(broker-\w)\s+(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)
+LENGTHS = pytest.mark.parametrize(
+    ("count", "kills"), [(5_000, 2), pytest.param(200_000, 10, marks=pytest.mark.slow)]
+)
+
+
+def sent_by_java(cluster: LocalCluster, topic: str, count: int) -> Counter[tuple[str, int]]:
+    """Let Java send the numbers below `count`. Return its own count of sends per queue."""
+    lines = java_client.run_java(
+        java_client.FOLDER / "SendNumbers.java", cluster.name_server, topic, "String",
+        version="5.3.3", lines="\n".join(map(str, range(count))), timeout_s=1800,
+    )  # fmt: skip
+    return Counter((broker, int(queue)) for _, _, broker, queue in lines)
+
+
+def test_consoles_show_the_lag_of_the_consumer_group(
+    cluster: LocalCluster, spark: Any, tmp_path: Path
+) -> None:
+    topic, group = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("t", "g"))
+    make_topic(cluster, topic)
+    register(spark)
+
+    def lag() -> tuple[int, int]:
+        """Return the sums of the brokers' and of the group's offsets, by `mqadmin`."""
+        text = cluster.admin("consumerProgress", "-g", group)
+        rows = [row for row in _LAG.findall(text) if topic in text]
+        return sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
+
+    for total in (300, 500):
+        sent_by_java(cluster, topic, total if total == 300 else 200)
+        if total == 500:
+            assert lag() == (500, 300)
+        query = (
+            spark.readStream.format("rocketmq")
+            .options(nameServer=cluster.name_server, topic=topic, consumerGroup=group)
+            .options(startingOffsets="earliest", maxOffsetsPerTrigger=170).load()
+            .writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert lag() == (total, total)
+
+
+def run_over_kills(folder: Path, kills: int, seed: int, **plan: Any) -> int:
+    """Start the driver, kill it `kills` times, and let it end. Return how many kills met an epoch
+    that had begun."""
+    draw, met = random.Random(seed), 0
+
+    def epochs(kind: str) -> int:
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder / "checkpoint" / kind)
+            return max((int(name) for name in names if name.isdigit()), default=-1)
+        return -1
+
+    for life in range(kills + 1):
+        before = epochs("commits")
+        words = json.dumps({"folder": str(folder), "last": life == kills, **plan})
+        with (folder / f"driver-{life}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.integration.stream_driver", words],
+                cwd=HERE.parents[1], stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        if life == kills:
+            assert process.wait(1800) == 0, (folder / f"driver-{life}.log").read_text()[-3000:]
+            break
+        until_s = time.monotonic() + 600
+        while epochs("commits") == before and process.poll() is None:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 3))
+        assert process.poll() is None, (folder / f"driver-{life}.log").read_text()[-3000:]
+        root = psutil.Process(process.pid)
+        for member in (*root.children(recursive=True), root):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+        met += epochs("offsets") > epochs("commits")
+    print(f"{met} of {kills} kills met an open epoch; {epochs('commits') + 1} epochs")
+    return met
+
+
+def read_options(cluster: LocalCluster, topic: str, count: int) -> dict[str, str]:
+    return {
+        "nameServer": cluster.name_server, "topic": topic, "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(count // 40),
+    }  # fmt: skip
+
+
+@LENGTHS
+def test_each_message_is_read_once_over_kills_of_the_driver(
+    cluster: LocalCluster, tmp_path: Path, count: int, kills: int
+) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster, topic)
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sent_by_java, cluster, topic, count)
+        met = run_over_kills(
+            tmp_path, kills, 51, read=read_options(cluster, topic, count), write=None
+        )
+        sent = sending.result()
+    assert sent.total() == count
+    rows = pq.read_table(tmp_path / "rows").to_pylist()
+    expected = Counter(
+        (broker, queue, offset)
+        for (broker, queue), total in sent.items()
+        for offset in range(total)
+    )
+    assert Counter(tuple(row.values()) for row in rows) == expected
+    assert met > 0 or kills < 10
+
+
+@LENGTHS
+def test_a_bridge_of_two_topics_loses_and_doubles_nothing_over_kills(
+    cluster: LocalCluster, tmp_path: Path, count: int, kills: int
+) -> None:
+    source, target = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("from", "to"))
+    make_topic(cluster, source)
+    make_topic(cluster, target)
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sent_by_java, cluster, source, count)
+        sink = {
+            "nameServer": cluster.name_server, "topic": target, "delivery": "effectively_once",
+            "sendMsgTimeout": "60s",
+        }  # fmt: skip
+        met = run_over_kills(
+            tmp_path, kills, 52, read=read_options(cluster, source, count), write=sink
+        )
+        assert sending.result().total() == count
+    bodies = Counter(message.body.decode() for message in read_topic(cluster.name_server, target))
+    assert bodies == Counter(map(str, range(count)))
+    assert met > 0 or kills < 10
