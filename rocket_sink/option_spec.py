@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field
 from fractions import Fraction
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
+from rocket_sink.message_rules import host_and_port
 from rocket_sink.text import nearest
 
 _KEY: Final = "rocket_sink.option"
@@ -70,6 +72,7 @@ class Kind(enum.Enum):
     CHOICE = "choice"
     INTEGERS = "integers"
     COLUMNS = "column=source, ..."
+    ADDRESSES = "address=address; ..."
     WEIGHTS = "name=number, ..."
     DURATIONS = "name=duration, ..."
     FAULT_TABLE = "ms:ms, ..."
@@ -235,6 +238,18 @@ def _weights(value: Any) -> tuple[tuple[str, float], ...]:
     return weights
 
 
+def _addresses(value: Any) -> tuple[tuple[str, str], ...]:
+    pairs = _columns(value.replace(";", ",") if isinstance(value, str) else value)
+    for source, target in pairs:
+        network, _, port = source.rpartition(":")
+        if "/" in network:
+            ip_network(network.strip("[]"), strict=False)
+            source = f"any:{port}"
+        if not all(host_and_port(re.sub(r":\*$", ":1", text)) for text in (source, target)):
+            raise ValueError(value)
+    return pairs
+
+
 def _durations(value: Any) -> tuple[tuple[str, int], ...]:
     spans = tuple((name, _scaled(span, _MS_SCALES)) for name, span in _columns(value))
     if any(span < 0 for _, span in spans):
@@ -283,6 +298,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.INTEGERS: (lambda value: tuple(map(_integer, _parts(value))),
                     "whole numbers separated by commas"),
     Kind.COLUMNS: (_columns, "pairs of different names, as in 'body=payload, keys=order_id'"),
+    Kind.ADDRESSES: (_addresses, "pairs of HOST:PORT, as in '10.1.0.0/16:*=gateway:*'"),
     Kind.WEIGHTS: (_weights,
                    "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.FAULT_TABLE: (_fault_table, "5.x, 4.x, off, or classes as in '50:0, 550:2s, 3s:30s'"),

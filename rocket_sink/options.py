@@ -45,6 +45,7 @@ class SinkOptions:
     connect_timeout_ms: int = option("connectTimeoutMs", Kind.MILLISECONDS, 3000, _C, "longest wait for a TCP or TLS connection, and for all name servers together", low=1, java="connectTimeoutMillis")
     poll_name_server_interval_ms: int = option("pollNameServerInterval", Kind.MILLISECONDS, 30_000, _C, "age at which a route is fetched again", low=10, java="pollNameServerInterval")
     heartbeat_broker_interval_ms: int = option("heartbeatBrokerInterval", Kind.MILLISECONDS, 30_000, _C, "time between heartbeats to the brokers", low=100, java="heartbeatBrokerInterval")
+    address_map: tuple[tuple[str, str], ...] = option("addressMap", Kind.ADDRESSES, (), _C, "addresses of brokers as they are reached from here, where brokers register others (Docker, Kubernetes, NAT): REGISTERED=REACHED; ..., each HOST:PORT, as in 'broker-a:10911=host:30911; 10.1.0.0/16:*=gateway:*'. The registered HOST is an address, a broker's name, a network or *; a PORT may be *; the first that fits counts")
     access_key: Secret | None = option("accessKey", Kind.SECRET, None, _C, "ACL user; value, env:NAME or file:PATH")
     secret_key: Secret | None = option("secretKey", Kind.SECRET, None, _C, "ACL secret; value, env:NAME or file:PATH")
     security_token: Secret | None = option("securityToken", Kind.SECRET, None, _C, "ACL security token of temporary credentials; value, env:NAME or file:PATH")

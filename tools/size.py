@@ -22,7 +22,7 @@ from rocket_sink.options import OPTIONS
 _ROOT: Final = Path(__file__).resolve().parent.parent
 MOST_LINES: Final = {"rocket_sink": 36_190, "tests": 52_930}
 """{folder: number of code lines}. The goals are 31,000 and 50,000."""
-MOST_OPTIONS: Final = 76
+MOST_OPTIONS: Final = 77
 """Number of options. The goal is 75."""
 MOST_ATTRIBUTES: Final = 16
 _NO_CODE: Final = frozenset((

@@ -341,8 +341,10 @@ def _broker(admin: Admin, options: SinkOptions, route: TopicRoute, broker: Broke
     topic = with_namespace(options.namespace, options.topic)
     if (address := broker.master) is None:
         raise RocketSinkError("has no master now")
+    registered = broker.registered.get(0, address)
+    place = address if registered == address else f"{address} (registered as {registered})"
     if not any(queue.broker_name == broker.name and queue.read for queue in route.queues):
-        return f"{address}, not asked: no readable queue"
+        return f"{place}, not asked: no readable queue"
     try:
         stored = admin.max_offset(MessageQueue(topic, broker.name, 0))
         if options.delivery == "effectively_once":
@@ -350,13 +352,13 @@ def _broker(admin: Admin, options: SinkOptions, route: TopicRoute, broker: Broke
     except PermissionDeniedError as error:
         if options.delivery == "effectively_once":
             raise
-        return f"{address} answers; this user may send at most, not read or look up: {error}"
+        return f"{place} answers; this user may send at most, not read or look up: {error}"
     if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
         raise RocketSinkError(
             f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
             f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
         )
-    return f"{address} answers (queue 0 is at offset {stored:,})"
+    return f"{place} answers (queue 0 is at offset {stored:,})"
 
 
 def _disk_used(admin: Admin, name: str, address: str) -> float:

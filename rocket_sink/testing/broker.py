@@ -46,6 +46,7 @@ class FakeBroker(Scripted):
         topics: {topic: its settings on this broker}.
         requests: every request received, in order, for assertions.
         version: the release in the headers of its answers (MQVersion ordinal); settable.
+        registered: the address in routes, if not empty, as if brokerIP1 were wrong; settable.
         is_master: if False, routes have only a slave, as during a fail-over; settable.
     """
 
@@ -59,6 +60,7 @@ class FakeBroker(Scripted):
         self.topics = topics
         self._port = Port(loop, self._handle)
         loop.call(self._port.open)
+        self.registered = ""
         self.store = MemoryStore(("127.0.0.1", self._port.number))
         self._halves = Halves(self.store)
         self._handlers: dict[int, Callable[[Frame], Frame | None]] = {
@@ -80,6 +82,11 @@ class FakeBroker(Scripted):
     @property
     def address(self) -> str:
         return self._port.address
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """{broker id: address} in routes."""
+        return {0 if self.is_master else 1: self.registered or self.address}
 
     @property
     def alive(self) -> bool:

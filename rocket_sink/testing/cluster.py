@@ -129,10 +129,7 @@ class FakeCluster:
         settings = [(b.name, b.topics[topic]) for b in brokers]
         return TopicRoute(
             queues=tuple(QueueData(n, c.readable, c.queues, c.perm) for n, c in settings),
-            brokers=tuple(
-                BrokerData(CLUSTER_NAME, b.name, {0 if b.is_master else 1: b.address})
-                for b in brokers
-            ),
+            brokers=tuple(BrokerData(CLUSTER_NAME, b.name, b.addresses) for b in brokers),
             order_topic_conf=self.order_topic_conf.get(topic),
         )
 
@@ -167,7 +164,7 @@ class FakeCluster:
         return {
             "brokerAddrTable": {
                 broker.name: {
-                    "brokerAddrs": {"0" if broker.is_master else "1": broker.address},
+                    "brokerAddrs": {str(number): at for number, at in broker.addresses.items()},
                     "brokerName": broker.name,
                     "cluster": CLUSTER_NAME,
                 }

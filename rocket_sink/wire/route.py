@@ -64,11 +64,15 @@ class QueueData:
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker's name and addresses: {broker id: address of the master (0) or a slave}."""
+    """A broker's name and addresses: {broker id: address of the master (0) or a slave}.
+
+    `registered` has the addresses that the broker registered, if `addressMap` may have changed
+    them in `addresses`."""
 
     cluster: str
     name: str
     addresses: Mapping[int, str] = field(default_factory=dict)
+    registered: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def master(self) -> str | None:

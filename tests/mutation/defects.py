@@ -31,6 +31,7 @@ class Defect:
 _backfill = "tests/spark/backfill/test_backfill.py"
 _other_plan = "tests/spark/test_other_plan.py"
 _batch_ids = "tests/spark/test_batch_ids.py"
+_address_map = "tests/producer/test_address_map.py"
 
 WIRE: tuple[Defect, ...] = (
     Defect(
@@ -2061,6 +2062,22 @@ SPARK: tuple[Defect, ...] = (
         "batch = NamedBatch(place, file, {**note, 'query_id': query_id}, is_new)",
         (f"{_batch_ids}::test_a_write_that_died_goes_on[effectively_once-_append-1-0-False]",),
         "a batch that ended half-way is doubled, and no row is counted as a possible duplicate",
+    ),
+    Defect(
+        "address-map-not-in-the-engine",
+        "rocket_sink/producer/engine/routes.py",
+        "return mapped_route(self._address_map, decode_route(body))",
+        "return decode_route(body)",
+        (f"{_address_map}::test_the_map_reaches_producer_admin_and_topics_that_are_made",),
+        "a producer outside the brokers' network reaches none of them, whatever addressMap says",
+    ),
+    Defect(
+        "unreached-broker-without-remedy",
+        "rocket_sink/producer/engine/response_handler.py",
+        "        error = with_origin(error, attempt.home)\n",
+        "",
+        (f"{_address_map}::test_an_address_that_leads_nowhere_is_explained",),
+        "who starts RocketMQ in Docker sees an address that he never gave, and no remedy",
     ),
     Defect(
         "replay-of-another-plan-unseen",

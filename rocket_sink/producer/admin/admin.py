@@ -14,6 +14,7 @@ from typing import Any, Final
 from rocket_sink.errors import (
     BrokerError,
     ConfigurationError,
+    ConnectError,
     GoAwayError,
     Isolate,
     NoRouteError,
@@ -34,6 +35,7 @@ from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers, name_hint, will_be_created
 from rocket_sink.producer.engine.stored_check import HIDDEN_TOPICS, LACKS_SUB, warn_of_replaced
+from rocket_sink.routing.address_map import mapped_addresses, mapped_route, with_origin
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
@@ -114,7 +116,8 @@ class Admin:
             raise NoRouteError(
                 f"the name servers do not know topic {topic!r}: {self._remedy(topic)}", topic=topic
             )
-        self._routes[topic] = route = decode_route(bytes(frame.body or b""))
+        decoded = decode_route(bytes(frame.body or b""))
+        self._routes[topic] = route = mapped_route(self.options.address_map, decoded)
         return route
 
     def cluster(self, name: str | None = None) -> dict[str, dict[int, str]]:
@@ -134,7 +137,8 @@ class Admin:
                 )
             merged_addresses |= addresses
             merged |= brokers
-        return merged
+        entries = self.options.address_map
+        return {name: mapped_addresses(entries, name, merged[name]) for name in merged}
 
     def proxy(self) -> str | None:
         """Return the address of a RocketMQ proxy among the name servers; None if there is none.
@@ -414,7 +418,10 @@ class Admin:
 
     def _call(self, name: str, address: str, frame: Frame, codes: Collection[int] = ()) -> Frame:
         """Return a successful answer, or one with a code in `codes`; raise an error otherwise."""
-        answer = invoke(self._client, address, frame, self._timeout_s)
+        try:
+            answer = invoke(self._client, address, frame, self._timeout_s)
+        except ConnectError as unreached:
+            raise with_origin(unreached, name) from unreached.__cause__
         error = error_for_answer(
             answer.code, answer.remark, broker_name=name, broker_address=address
         )

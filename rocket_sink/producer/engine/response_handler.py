@@ -41,6 +41,7 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.routing.address_map import with_origin
 from rocket_sink.routing.fault import BUSY, FAILING
 from rocket_sink.routing.retry import Retry, error_for_answer, retry_after, retry_degraded
 from rocket_sink.wire.answers import PlainAnswers, SendAnswers
@@ -364,6 +365,7 @@ class ResponseHandler:
         history = attempt.ensure_history()
         if history.degraded is not None:
             return self._degraded_completion(attempt, history.degraded, history.records)
+        error = with_origin(error, attempt.home)
         cause = history.unknown or error
         if cause is not error and error.__cause__ is None:
             cause.__cause__ = error

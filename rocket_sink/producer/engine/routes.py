@@ -38,6 +38,7 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.routing.address_map import mapped_route
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.text import clean, nearest
 from rocket_sink.wire import requests
@@ -245,6 +246,7 @@ class Routes:
         self._interval_s = options.poll_name_server_interval_ms / 1000
         self._template = options.template_topic
         self._namespace = options.namespace
+        self._address_map = options.address_map
         self._queue_nums = options.default_topic_queue_nums
         self._topics: dict[str, _Topic] = {}
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
@@ -357,11 +359,14 @@ class Routes:
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
             return
         try:
-            info = TopicPublishInfo.of(state.name, decode_route(shared_route[0]))
+            info = TopicPublishInfo.of(state.name, self._decoded(shared_route[0]))
         except RemoteProtocolError:
             return
         if info.ok:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
+
+    def _decoded(self, body: bytes) -> TopicRoute:
+        return mapped_route(self._address_map, decode_route(body))
 
     def _keep(self, state: _Topic, now_s: float) -> None:
         """Keep the old route, or take another worker's, after a look-up without a result."""
@@ -452,7 +457,7 @@ class Routes:
 
     def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
         try:
-            info = TopicPublishInfo.of(state.name, decode_route(body))
+            info = TopicPublishInfo.of(state.name, self._decoded(body))
         except RemoteProtocolError as error:
             state.error = NoRouteError(f"the route of topic {state.name!r} is unreadable: {error}")
             return
@@ -475,7 +480,7 @@ class Routes:
         for server, frame in answers.items():
             if frame.code == ResponseCode.SUCCESS:
                 with contextlib.suppress(RemoteProtocolError):
-                    templates[server] = decode_route(bytes(frame.body or b""))
+                    templates[server] = self._decoded(bytes(frame.body or b""))
         largest = max(templates.values(), key=lambda route: len(route.queues))
         if not largest.queues:
             return False
