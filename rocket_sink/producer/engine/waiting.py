@@ -84,8 +84,9 @@ class WaitingRequests:
         self._ready: list[SendAttempt] = []
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep an attempt until its event, or until `due_s` or its deadline. If `due_s` is infinite,
-        an attempt that waits for room waits for any usable broker, not only for the best ones."""
+        """Keep an attempt until its event, or until `due_s` or its deadline. If `due_s` is
+        infinite, an attempt that waits for room waits for any usable broker, not only for the best
+        ones."""
         attempt.waits = wait
         self.size += 1
         lines, event = self._lines, self._event_of(attempt, wait, due_s)
