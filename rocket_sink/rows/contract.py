@@ -45,7 +45,7 @@ class ColumnPlan:
         return bool(self.json_columns)
 
     @property
-    def needed(self) -> tuple[str, ...]:
+    def needed_columns(self) -> tuple[str, ...]:
         """The frame's columns that tasks read, each once; `body` may be packed by the driver."""
         return tuple(dict.fromkeys(source for _, source in self.sources))
 
@@ -166,8 +166,8 @@ def resolve_columns(
     missing, ambiguous, misspelt or mistyped column, and OptionError for an illegal option
     `topic`."""
     finder = _Finder(schema, case_sensitive)
-    named = finder.named(json=options.body_format == "json")
-    mapped = finder.mapped(options)
+    named = finder.columns_by_name(json=options.body_format == "json")
+    mapped = finder.columns_by_options(options)
     sources, named_sources = {**named, **mapped}, set(named.values())
     if options.topic:
         check_topic_option("topic", options.topic, options.namespace)
@@ -216,7 +216,7 @@ class _Finder:
             )
         return matches[0] if matches else None
 
-    def named(self, *, json: bool) -> dict[str, str]:
+    def columns_by_name(self, *, json: bool) -> dict[str, str]:
         """Return {contract column: frame's column} where the frame uses the contract's names."""
         sources = {}
         for column in CONTRACT:
@@ -229,7 +229,7 @@ class _Finder:
                     break
         return sources
 
-    def mapped(self, options: SinkOptions) -> dict[str, str]:
+    def columns_by_options(self, options: SinkOptions) -> dict[str, str]:
         """Return {contract column: frame's column} by the options `columns` and `orderBy`."""
         sources = {}
         for wanted, source in options.columns:
@@ -243,7 +243,7 @@ class _Finder:
         if name is None:
             raise ColumnError(
                 f"option {option} names the column {source!r}, which the frame does not have; "
-                f"it has {self.listed}",
+                f"it has {self.column_list}",
                 column=source,
             )
         return name
@@ -258,7 +258,7 @@ class _Finder:
                 raise ColumnError(_wrong_kind(column, source, kind), column=source)
 
     @property
-    def listed(self) -> str:
+    def column_list(self) -> str:
         return ", ".join(repr(name) for name in self.names) or "no columns"
 
 
@@ -305,13 +305,13 @@ def _json_columns(
     packed = tuple(name for name in finder.names if name not in metadata)
     if not packed:
         raise ColumnError(
-            f"option bodyFormat=json has nothing to pack: all of {finder.listed} are metadata"
+            f"option bodyFormat=json has nothing to pack: all of {finder.column_list} are metadata"
         )
     return packed
 
 
 def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder: _Finder) -> None:
-    has = f"the frame has {finder.listed}"
+    has = f"the frame has {finder.column_list}"
     if "body" not in sources:
         raise ColumnError(
             "no column 'body' (or 'value'): rename one, set option columns='body=<column>', or "

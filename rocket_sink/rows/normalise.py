@@ -259,7 +259,7 @@ def _entry_text(array: pa.Array) -> pa.Array:
 def _last_wins(
     offsets: Int64s, names: pa.Array, values: pa.Array
 ) -> tuple[Int64s, pa.Array, pa.Array]:
-    """Keep each name once per row, at its first place with its last value, as a dict does."""
+    """Keep each name once per row, at its first position with its last value, as a dict does."""
     counts = np.diff(offsets)
     if counts.max() < 2:
         return offsets, names, values

@@ -102,7 +102,7 @@ class RowBatch:
 
     def order_keys(self) -> pa.Array | None:
         """Return the keys whose rows stay in order: the sharding key, else the lite topic. Delayed
-        rows have no place in that order, so callers leave them out (`is_delayed`)."""
+        rows have no order, so callers leave them out (`is_delayed`)."""
         if self.sharding_key is None or self.lite_topic is None:
             return self.lite_topic if self.sharding_key is None else self.sharding_key
         return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
@@ -116,7 +116,7 @@ class RowBatch:
             ids = pc.coalesce(ids, message_ids.cast(ids.type))
         return {"message_ids": message_ids if ids is None else ids, **columns}
 
-    def encoded(
+    def encoded_batch(
         self, ids: pa.Array | None = None, properties: pa.Array | PropertyPieces | None = None
     ) -> EncodedBatch:
         """Return the rows, which have one topic, as encoded messages, in order. `ids` are as in

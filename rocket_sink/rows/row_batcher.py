@@ -63,7 +63,7 @@ class RowBatcher:
                 )
             types = [self._type(name, values) for name, values in zip(names, columns, strict=True)]
             self._plan = resolve_columns(pa.schema(zip(names, types, strict=True)), self._options)
-        needed = [(name, columns[names.index(name)]) for name in self._plan.needed]
+        needed = [(name, columns[names.index(name)]) for name in self._plan.needed_columns]
         types = [self._type(name, values) for name, values in needed]
         self._check_types(types)
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
@@ -71,10 +71,10 @@ class RowBatcher:
         if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
             # In Python rows TIMESTAMP and TIMESTAMP_NTZ values look the same. A column that is used
             # only as `order_by` may have either type, so make keys that sort correctly for both.
-            place = self._plan.needed.index(order_by)
-            if types[place] == _INSTANT:
-                arrays[place] = _sort_keys(needed[place][1])
-        return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
+            index = self._plan.needed_columns.index(order_by)
+            if types[index] == _INSTANT:
+                arrays[index] = _sort_keys(needed[index][1])
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed_columns))
 
     def body_index(self, row: Any) -> int | None:
         """Return the index of the body column in such rows; None if they have no body."""
@@ -89,7 +89,7 @@ class RowBatcher:
         signature = tuple(types)
         if signature in self._checked:
             return
-        kinds = dict(zip(self.plan.needed, types, strict=True))
+        kinds = dict(zip(self.plan.needed_columns, types, strict=True))
         schema = pa.schema([(column, kinds[source]) for column, source in self.plan.sources])
         # The schema has the contract's names already, so leave out the options that map names.
         plain = self._options.with_(

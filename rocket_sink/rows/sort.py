@@ -48,12 +48,12 @@ class RowSorter:
         """Yield all rows, sorted by `order_by`. Rows with equal values keep their order."""
         if self._directory is None:
             if self._batches:
-                yield _rows(self._sorted_batches(), self._like)
+                yield _rows(self._take_sorted(), self._like)
             return
         self._spill()
         while len(self._runs) > _RUNS:
-            self._runs = [*self._runs[_RUNS:], self._write(_merged(self._runs[:_RUNS]))]
-        for table in _merged(self._runs):
+            self._runs = [*self._runs[_RUNS:], self._write(_merge_runs(self._runs[:_RUNS]))]
+        for table in _merge_runs(self._runs):
             yield _rows(table, self._like)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class RowSorter:
             self._directory.cleanup()
             self._directory = None
 
-    def _sorted_batches(self) -> pa.Table:
+    def _take_sorted(self) -> pa.Table:
         """Remove the rows that are in memory, and return them sorted."""
         table = _table(self._batches)
         numbers = np.arange(self._count, self._count + len(table))
@@ -79,7 +79,7 @@ class RowSorter:
             self._directory = tempfile.TemporaryDirectory(
                 prefix="rocket-sink-", dir=scratch_folder()
             )
-        self._runs.append(self._write([self._sorted_batches()]))
+        self._runs.append(self._write([self._take_sorted()]))
 
     def _write(self, tables: Iterable[pa.Table]) -> Path:
         assert self._directory is not None
@@ -128,7 +128,7 @@ def scratch_folder() -> str | None:
     return local if local and os.access(local, os.W_OK) else None
 
 
-def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
+def _merge_runs(paths: Sequence[Path]) -> Iterator[pa.Table]:
     """Yield the rows of sorted runs, sorted; delete the files."""
     runs = [_Run(path) for path in paths]
     # A run may lack columns, which are null in its rows.

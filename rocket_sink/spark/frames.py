@@ -68,11 +68,11 @@ def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPla
     JSON. Replace names that are no identifiers: Arrow functions take `a.b` for a field of `a`."""
     columns = {
         name: json_body(df, plan) if plan.needs_to_json and name == "body" else df[quoted(name)]
-        for name in plan.needed
+        for name in plan.needed_columns
     }
     aliases = {
         name: name if name.isidentifier() else f"_column_{number}"
-        for number, name in enumerate(plan.needed)
+        for number, name in enumerate(plan.needed_columns)
     }
     needed = df.select(*(columns[name].alias(alias) for name, alias in aliases.items()))
     sources = tuple((column, aliases[source]) for column, source in plan.sources)

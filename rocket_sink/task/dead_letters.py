@@ -39,7 +39,7 @@ from rocket_sink.task.encode import without_rows
 from rocket_sink.task.ordering import OrderedQueues
 from rocket_sink.task.pending import DecodedMessage, PendingRequest
 from rocket_sink.task.recorder import LedgerRecorder
-from rocket_sink.task.request_factory import compressed
+from rocket_sink.task.request_factory import compressed_body
 from rocket_sink.task.totals import RowTotals
 from rocket_sink.wire.properties import decode_properties, properties_of
 
@@ -134,7 +134,7 @@ class DeadLetterTopic:
                 properties = properties_of(message, message_id=row["letter_id"], extra=context)
             except MessageError:
                 continue
-            body, sys_flag = compressed(row["body"], self._options)
+            body, sys_flag = compressed_body(row["body"], self._options)
             return SendRequest(
                 self._topic, body, properties=properties, sys_flag=sys_flag, token=self,
                 message_id=row["letter_id"],
@@ -217,7 +217,7 @@ class DeadLetterWriter:
             # The messages were sent before in a batch, and may be stored.
             self._write(request, request.first_error, Outcome.UNKNOWN)
             return
-        cause = self._ordered.closed_by(request.queue) or request.first_error
+        cause = self._ordered.closing_error(request.queue) or request.first_error
         why = SendError(
             f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
             code=HELD_BACK, broker_name=getattr(cause, "broker_name", None),
@@ -231,12 +231,12 @@ class DeadLetterWriter:
             keys = self._note(rows.topic, rows.order_keys())
             self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
-        self._totals.failed(error.outcome, error.code, len(rows), error.text)
-        self._totals.failed_otherwise()
+        self._totals.add_failed(error.outcome, error.code, len(rows), error.text)
+        self._totals.note_other_failure()
 
     def without_held(self, rows: RowBatch) -> RowBatch:
         """Return the rows whose keys are not held back. The other rows become dead letters. Delayed
-        rows, which have no place in their key's order, are not held back."""
+        rows are not held back, because order per key does not count for them."""
         topic = rows.topic
         assert isinstance(topic, str)
         if rows.is_delayed:
@@ -252,9 +252,9 @@ class DeadLetterWriter:
                 back = rows.take(indices)
                 self._note(topic, back.order_keys())
                 self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
-                self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+                self._totals.add_failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
                 if text is _HELD_BEFORE:
-                    self._totals.failed_otherwise()
+                    self._totals.note_other_failure()
                 rows = without_rows(rows, indices)
         return rows
 
@@ -301,9 +301,9 @@ class DeadLetterWriter:
         messages, first = list(request.messages()), request.first_error or error
         reason = _reason(error, outcome)
         if reason == "transport":
-            self._totals.failed_at(self._home(request))
+            self._totals.note_unreachable(self._home(request))
         elif reason in ("data", "permission"):
-            self._totals.failed_otherwise()
+            self._totals.note_other_failure()
         batch = pa.RecordBatch.from_pylist([*map(_row, messages)], schema=_MESSAGE_SCHEMA)
         columns = {
             **dict(zip(batch.schema.names, batch.columns, strict=True)),
@@ -323,7 +323,7 @@ class DeadLetterWriter:
                 "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
             }  # fmt: skip
         self._recorder.letters(columns, len(messages))
-        self._totals.failed(outcome, error.code, len(messages), error.text)
+        self._totals.add_failed(outcome, error.code, len(messages), error.text)
 
 
 def _reason(error: SendError, outcome: Outcome) -> str:

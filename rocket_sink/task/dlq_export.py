@@ -54,7 +54,7 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
 
         with pq.ParquetWriter(path, STORED_SCHEMA) as parquet:
             for chunk in _chunks(letters):
-                parquet.write_batch(_stored(chunk))
+                parquet.write_batch(_stored_rows(chunk))
                 count += len(chunk)
     elif path.suffix in (".json", ".jsonl"):
         with path.open("w", encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
-    stored = _stored(chunk)
+    stored = _stored_rows(chunk)
     text = [f"the consumer group {letter.group} gave it up after "
             f"{letter.message.reconsume_times} times" for letter in chunk]  # fmt: skip
     ids = [f"dlq-{letter.group}-{letter.message.offset_message_id}" for letter in chunk]
@@ -109,7 +109,7 @@ def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
     }
 
 
-def _stored(chunk: list[DeadLetter]) -> pa.RecordBatch:
+def _stored_rows(chunk: list[DeadLetter]) -> pa.RecordBatch:
     return stored_batch([(letter.broker_name, letter.message) for letter in chunk])
 
 

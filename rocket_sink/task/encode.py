@@ -67,7 +67,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     batch must not mix these (MessageBatch.generateFromList). A group is in row order.
     With `in_order`, the groups of a topic follow each other in row order, too: a new group begins
     where WAIT or the kind changes. Delayed rows come first and together: consumers get them at
-    their time, whatever their place among the other rows, so they must not cut these."""
+    their own time, whatever the order of the rows, so they must not divide groups of other rows."""
     for group in _by_topic(rows):
         kinds: np.ndarray[Any, Any] = group.kinds()
         if group.wait_store is not None:
@@ -189,10 +189,10 @@ def encode_requests(
             order = groups.order
             rows, ids_made = rows.take(order), ids_made.take(pa.array(order))
         singles = _single_columns(rows, ids_made)
-        encoded = rows.encoded(ids_made, singles.properties)
+        encoded = rows.encoded_batch(ids_made, singles.properties)
         most = max(1, min(_GROUP, options.max_in_flight // _GROUPS))
     else:
-        encoded = rows.encoded(ids_made).take(groups)
+        encoded = rows.encoded_batch(ids_made).take(groups)
         most = options.request_max_messages
         lacking = np.concatenate(([0], np.cumsum(lacks_keys(rows)[groups.order])))
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)

@@ -183,7 +183,7 @@ class ContentIds:
         assert isinstance(rows.topic, str)
         base = self._base.copy()
         base.update(rows.topic.encode() + b"\0")
-        encoded = rows.encoded()
+        encoded = rows.encoded_batch()
         data, bounds, copy = memoryview(encoded.data), encoded.offsets.tolist(), base.copy
         digests = bytearray()
         for start, end in itertools.pairwise(bounds):

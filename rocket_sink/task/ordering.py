@@ -81,12 +81,12 @@ class SpillBuffer:
             request.parked = SpillState.COPY
             self._in_memory += request.byte_count
         else:
-            request.pieces = [self._written(piece) for piece in request.pieces]
+            request.pieces = [self._write_body(piece) for piece in request.pieces]
             request.parked = SpillState.FILE
 
-    def _written(self, piece: Piece) -> Piece:
+    def _write_body(self, piece: Piece) -> Piece:
         if self._file is None:
-            # The file has no name, so it vanishes with a killed worker.
+            # Use a file without a name, so that it vanishes with a killed worker.
             self._file = tempfile.TemporaryFile(  # noqa: SIM115 (closed by close())
                 prefix="rocket-sink-", dir=scratch_folder()
             )
@@ -159,7 +159,7 @@ class OrderedQueues:
     def next_batch(self) -> None:
         self._overflow.next_batch()
 
-    def closed_by(self, queue: MessageQueue) -> SendError | None:
+    def closing_error(self, queue: MessageQueue) -> SendError | None:
         """Return the error for which the queue is closed, or None if it is not closed."""
         lane = self._lanes.get(queue)
         return lane.closed_by if lane else None
@@ -177,7 +177,7 @@ class OrderedQueues:
             lane.waiting.append(request)
         return None
 
-    def answered(
+    def end_request(
         self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
     ) -> PendingRequest | None:
         """End the queue's request in flight; return the next request to submit, or None. `again`
@@ -224,12 +224,12 @@ class OrderedQueues:
 class AbsentBrokers:
     """Brokers for which rows in strict order have waited in vain, as one task sees them.
 
-    `orderWaitMs` is the time for which a topic's rows wait while their broker is away, over all
+    `orderWaitMs` is the time for which a topic's rows wait while their broker is absent, over all
     tasks and epochs of an executor. Once rows have waited so long, later rows wait for what remains
-    of that time, at least for `sendMsgTimeout`: so there is one try to find the broker back. A
-    stored message ends the absence. So does a time of `orderWaitMs` without a try, because the
-    broker may have been back. A static topic's queues name a logical broker, which several brokers
-    serve, so its absences are not shared. `clock` counts from the boot."""
+    of that time, at least for `sendMsgTimeout`, so that one request finds out whether the broker is
+    back. A stored message ends the absence. So does a time of `orderWaitMs` without a request,
+    because the broker may have been back. A static topic's queues name a logical broker, which
+    several brokers serve, so its absences are not shared. `clock` counts from the boot."""
 
     def __init__(
         self, options: SinkOptions, shared: SharedBrokerState, clock: Callable[[], float]

@@ -104,7 +104,7 @@ class QueueSnapshots:
         store, name = NoteStore(self._place, _KIND), self._name(topic)
         with self._reading(topic, store):
             note = store.read(name)
-            return None if note is None else _parsed(topic, note)
+            return None if note is None else _pinned_of(topic, note)
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
         """Return the topic's queues from the ledger; pin the present queues if it has none. If
@@ -114,7 +114,7 @@ class QueueSnapshots:
         store = NoteStore(self._place, _KIND)
         with self._reading(info.topic, store):
             note, _ = store.agree(self._name(info.topic), self._note(info))
-            return _parsed(info.topic, note)
+            return _pinned_of(info.topic, note)
 
     def _reading(self, topic: str, store: NoteStore) -> AbstractContextManager[None]:
         where = store.where(self._name(topic))
@@ -148,7 +148,7 @@ def _folder(query_id: str) -> str:
     return folder_part(_WRITE.sub("", query_id))
 
 
-def _parsed(topic: str, note: Any) -> Pinned:
+def _pinned_of(topic: str, note: Any) -> Pinned:
     spans = [(str(name), int(count)) for name, count in note["queues"]]
     return Pinned(QueueList(topic, spans), str(note["shardingHash"]))
 

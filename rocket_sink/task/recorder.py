@@ -66,7 +66,7 @@ class LedgerRecorder:
         self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after `emit`."""
 
-    def submitted(self, request: PendingRequest) -> None:
+    def number_request(self, request: PendingRequest) -> None:
         """Give a request its number, and reserve numbers for the messages of a group."""
         request.number = self._requests + 1
         self._requests += request.requests
@@ -83,7 +83,8 @@ class LedgerRecorder:
             completion.attempts[0].queue_wait_ms += request.waited_ms
             request.waited_ms = 0.0
         for attempt in completion.attempts:
-            if request.delayed:  # The answer names a place in a system topic.
+            # The answer names an offset in a system topic, so the message's own offset is unknown.
+            if request.delayed:
                 attempt.queue_offset = -1
             group = facts if attempt is completion.attempts[-1] else None
             maybe_duplicate = doubtful or request.maybe_duplicate
@@ -113,7 +114,7 @@ class LedgerRecorder:
         )  # fmt: skip
         self._attempts.append((wait, 0, False, None))
 
-    def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
+    def add_refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         """Record the refused rows of the batch `rows` as dead letters."""
         indices = pa.array([refusal.row for refusal in refused], pa.int64()).to_numpy()
         texts = pa.array([refusal.text for refusal in refused], pa.string())

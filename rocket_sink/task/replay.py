@@ -135,12 +135,12 @@ class ReplayCheck:
             stored_ids |= _whole(
                 torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()]
             )
-            totals.torn(len(torn.keys() - stored_ids))
+            totals.add_torn(len(torn.keys() - stored_ids))
         if not stored_ids:
             return rows
         kept = pc.invert(_is_in(ids, stored_ids))
         unsent_rows = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
-        totals.found_stored(len(rows) - len(unsent_rows))
+        totals.add_found_stored(len(rows) - len(unsent_rows))
         return unsent_rows
 
     def check(self) -> None:
@@ -179,10 +179,10 @@ class ReplayCheck:
         stored_ids |= last
         missing = request.select([message_id not in stored_ids for message_id in ids])
         kept = request.message_count - (missing.message_count if missing else 0)
-        totals.found_stored(kept)
+        totals.add_found_stored(kept)
         if missing is None:
             return []
-        totals.torn(0 if last else 1)
+        totals.add_torn(0 if last else 1)
         _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
         missing.maybe_duplicate = False
         return [missing]

@@ -123,7 +123,7 @@ class RequestFactory:
         """Return the body and its flag bits. A message that left a group is compressed already."""
         columns = request.columns
         if columns is None or columns.sys_flag is None:
-            return compressed(message.body, self._options)
+            return compressed_body(message.body, self._options)
         sys_flag = columns.sys_flag
         bits = sys_flag if isinstance(sys_flag, int) else int(sys_flag[0])
         return columns.body[0].as_py(), bits
@@ -177,7 +177,7 @@ class HomeQueueSelector:
         return chosen
 
 
-def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
+def compressed_body(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
     """Return the body as a single message carries it, and its MessageSysFlag bits."""
     kind = CompressionType.of_option(options.compress_type)
     return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
@@ -188,6 +188,6 @@ def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array,
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:
         return bodies, 0
-    compressed_bodies = [compressed(body, options) for body in bodies.to_pylist()]
+    compressed_bodies = [compressed_body(body, options) for body in bodies.to_pylist()]
     flags = np.array([int(sys_flag) for _, sys_flag in compressed_bodies], np.int64)
     return pa.array([body for body, _ in compressed_bodies], pa.large_binary()), flags

@@ -110,7 +110,7 @@ class TableProducer:
         )
         try:
             with run:
-                summary = self._fed(run, batches)
+                summary = self._send_batches(run, batches)
             if spool is not None:
                 if rows := summary.rows_in:
                     spool.append(confirmed_row(context, num_input_rows=rows, rows_in=rows))
@@ -153,7 +153,7 @@ class TableProducer:
             query_id = f"{app_id}/{run_id}" if app_id else run_id
             return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
-    def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> TaskSummary:
+    def _send_batches(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> TaskSummary:
         plan: ColumnPlan | None = None
         context = tuple(trace_context().items())
         for batch in batches:
@@ -167,14 +167,14 @@ def _batches(data: Any) -> Iterator[pa.RecordBatch]:
     if hasattr(data, "__arrow_c_stream__"):
         return iter(pa.RecordBatchReader.from_stream(data))
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
-        return _checked(data)
+        return _checked_batches(data)
     raise ColumnError(
         f"{type(data).__name__} is no table: give a pyarrow table, batches, or a frame of polars, "
         "pandas (2.2 or later) or DuckDB"
     )
 
 
-def _checked(data: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def _checked_batches(data: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     for batch in data:
         if not isinstance(batch, pa.RecordBatch):
             raise ColumnError(f"{type(batch).__name__} among the batches; give pyarrow batches")

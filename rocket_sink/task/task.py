@@ -102,7 +102,7 @@ class RequestSender:
             if not self._is_beside(completion):
                 self._recorder.attempts(completion)
                 request: PendingRequest = completion.token
-                self._totals.cut_off(
+                self._totals.add_cut_off(
                     completion.outcome, request.message_count,
                     maybe_duplicate=request.maybe_duplicate or completion.maybe_duplicate,
                 )  # fmt: skip
@@ -138,7 +138,7 @@ class RequestSender:
         queue = self._ordered_queue(request)
         if queue is None:
             self._submit(request)
-        elif self.ordered.closed_by(queue):
+        elif self.ordered.closing_error(queue):
             self.dead_letters.hold_back(request)
         else:
             self._submit(self.ordered.add(request))
@@ -160,7 +160,7 @@ class RequestSender:
             self._replay.check()
         request.submissions += 1
         self._totals.summary.requests += request.requests
-        self._recorder.submitted(request)
+        self._recorder.number_request(request)
         if self._limited:
             # `submit` may wait for the rate limit, so first record the requests on the wire.
             self._recorder.flush_intents()
@@ -193,18 +193,18 @@ class RequestSender:
         request.maybe_duplicate |= completion.maybe_duplicate
         again: list[PendingRequest] = []
         if completion.outcome.delivered:
-            self._delivered(request, completion)
+            self._note_delivery(request, completion)
         else:
-            again = self._failed(request, completion)
+            again = self._handle_failure(request, completion)
         queue = self._ordered_queue(request)
         if queue is not None:
-            self._submit(self.ordered.answered(queue, again))
+            self._submit(self.ordered.end_request(queue, again))
         else:
             for part in again:
                 self._submit(part)
 
-    def _delivered(self, request: PendingRequest, completion: Completion) -> None:
-        self._totals.delivered(
+    def _note_delivery(self, request: PendingRequest, completion: Completion) -> None:
+        self._totals.add_delivered(
             completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
         )
         if completion.outcome is Outcome.ACKED_DEGRADED and self.options.on_degraded == "fail":
@@ -218,7 +218,9 @@ class RequestSender:
         if self._traces is not None:
             self._traces.note(completion, request.messages, half=self._half)
 
-    def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
+    def _handle_failure(
+        self, request: PendingRequest, completion: Completion
+    ) -> list[PendingRequest]:
         """Return requests that send all or some of the messages again; if there are none, the
         request was given up, or its messages are stored."""
         error = completion.error
@@ -404,5 +406,5 @@ class TaskSender:
 
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         if refused:
-            self._recorder.refused(rows, refused)
+            self._recorder.add_refused(rows, refused)
             self._totals.invalid(Counter(refusal.code for refusal in refused), refused[0].text)

@@ -2,8 +2,9 @@
 
     rows_in = acked + degraded + dead + unknown + filtered
 
-`dead` counts rows that this attempt has certainly not stored (refused, never sent, held back), and
-`unknown` rows whose last attempt got no valid answer. Each of these rows has a dead letter."""
+`dead` counts rows that this attempt of the task has certainly not stored (refused, never sent, held
+back). `unknown` counts rows whose last request got no valid answer, so they may be stored. Each of
+these rows has a dead letter."""
 
 from __future__ import annotations
 
@@ -180,7 +181,7 @@ class RowTotals:
         self._has_other_failures = False
         self.summary = TaskSummary()
 
-    def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
+    def add_delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
         if outcome is Outcome.ACKED:
             self.summary.acked += rows
         else:
@@ -188,12 +189,12 @@ class RowTotals:
         if maybe_duplicate:
             self.summary.duplicates_possible += rows
 
-    def found_stored(self, rows: int) -> None:
+    def add_found_stored(self, rows: int) -> None:
         """Count rows that an earlier attempt has stored, so they are not sent again."""
         self.summary.acked += rows
         self.summary.found_stored += rows
 
-    def torn(self, rows: int) -> None:
+    def add_torn(self, rows: int) -> None:
         """Count rows that a broker may have stored in part, and that are sent again."""
         self.summary.duplicates_possible += rows
 
@@ -210,7 +211,7 @@ class RowTotals:
         if rows and self._options.on_invalid == "fail":
             raise self._error(f"onInvalid=fail: {example}")
 
-    def failed(self, outcome: Outcome, code: str, rows: int, example: str) -> None:
+    def add_failed(self, outcome: Outcome, code: str, rows: int, example: str) -> None:
         if outcome is Outcome.UNKNOWN:
             self.summary.unknown += rows
         else:
@@ -219,19 +220,19 @@ class RowTotals:
             self.summary.held_back += rows
         self._give_up({code: rows}, example)
 
-    def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
+    def add_cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
         """Count rows of a request that was in flight when the task failed. No limits apply."""
         if outcome.delivered:
-            self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
+            self.add_delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
         elif outcome is Outcome.UNKNOWN:
             self.summary.unknown += rows
 
-    def failed_at(self, broker: str | None) -> None:
+    def note_unreachable(self, broker: str | None) -> None:
         """Note that a row failed for reasons of transport at the only broker to which it may go;
         None: at all brokers of its topic."""
         self._failed_at.add(broker)
 
-    def failed_otherwise(self) -> None:
+    def note_other_failure(self) -> None:
         """Note that a row failed for another reason, so nothing says that all brokers are down."""
         self._has_other_failures = True
 

@@ -240,7 +240,7 @@ def test_a_plan_pickles() -> None:
 
 def test_needed_columns_are_named_once() -> None:
     resolved = plan({"body": TEXT, "id": TEXT, "x": TEXT}, columns="keys=id,sharding_key=id")
-    assert resolved.needed == ("body", "id")
+    assert resolved.needed_columns == ("body", "id")
 
 
 def test_numbers_shard_by_their_decimal_text() -> None:

@@ -227,7 +227,7 @@ def test_authentication_failure_is_fatal_and_tried_once(cluster, make_engine):
     completion = send(engine)
     assert isinstance(completion.error, AuthenticationError) and completion.error.fatal
     assert len(completion.attempts) == 1
-    assert engine.broken
+    assert engine.is_broken
     assert engine.isolations() == []
 
 
@@ -378,4 +378,4 @@ def test_drain_has_a_deadline(cluster, make_engine):
     engine.submit(request(1))
     completions = engine.drain(engine.clock() + 0.2)
     assert [c.outcome for c in completions] == [Outcome.UNKNOWN]
-    assert not engine.broken
+    assert not engine.is_broken
