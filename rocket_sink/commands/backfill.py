@@ -235,7 +235,8 @@ def _waits(waiting: Mapping[str, int]) -> list[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    # The run selected letters again, without those that other processes had settled since the plan.
+    # Other processes may have settled letters since the plan, and the run did not select these. So
+    # compare with the number of letters that the run has selected.
     pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:

@@ -140,8 +140,8 @@ def resend(
     """Send a group's dead letters to the topics they came from.
 
     They keep bodies, keys, tags, sharding keys, user properties, ids and the order in which they
-    were given up. The property ROCKET_SINK_RESENDS counts the resends of a message. A message whose
-    copy with a higher count is in the topic already is not sent, so this may be run twice. All
+    were given up. The property ROCKET_SINK_RESENDS counts the resends of a message. This may be run
+    twice: a message is skipped if the topic already has its copy with a higher count. All
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """

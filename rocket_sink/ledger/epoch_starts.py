@@ -282,9 +282,12 @@ def _check_name(place: LedgerPath, name: str, named: str) -> None:
 def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
     """Note that the batch write named `write` of the `appId` begins.
 
-    Return (name, True) if a note shows that an earlier write did not succeed. The ledger lacks the
-    rows of that write. The note gives the name; if it has none, the name is `write`. Return
-    (`write`, False) if there is no such note, or if the folder cannot be read or written."""
+    Return (name of the write to send, whether an earlier write did not succeed):
+
+    - (name in the note, True): a note shows that a write did not succeed. The ledger lacks its
+      rows, so the caller repeats this write.
+    - (`write`, True): there is such a note, but no name can be read from it.
+    - (`write`, False): there is no such note, or the folder cannot be read or written."""
     note = {"at_ms": now_ms(), "name": app_id, "write": write}
     try:
         agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)

@@ -291,7 +291,8 @@ VIEWS: Final = {
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", ATTEMPT)}""",
     # Half messages that the table records as stored are to be committed. Only the foreachBatch lane
-    # and batch writes send half messages. An epoch's append has no rows of failed attempts.
+    # and batch writes send half messages. An epoch's append has no rows of failed task attempts, so
+    # this view need not leave out attempts that do not count.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",

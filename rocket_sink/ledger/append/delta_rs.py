@@ -375,14 +375,15 @@ class StoredFile(NamedTuple):
 
 
 def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
-    """Return the data files of this version of the table. `check_named` may raise LedgerError."""
+    """Return the data files of this version of the table. Raise LedgerError if the log names files
+    that are not the ledger's."""
     facts = _added(place, table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
     return [StoredFile(path, kind, size, rows or 0, at) for path, kind, size, rows, at in facts]
 
 
 def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
-    """Return the table's files by kind, as paths below its folder. `check_named` and `check_files`
-    may raise LedgerError."""
+    """Return the table's files by kind, as paths below its folder. Raise LedgerError if the log
+    names files that are not the ledger's, or if the folder holds links or pipes."""
     if place.is_local:
         check_files(place)
     files: dict[str, list[str]] = {}
@@ -425,7 +426,8 @@ def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
 def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     """Check that a local table consists of plain files; else raise a LedgerError that names another
     file. Delta's readers follow links and wait for pipes, and VACUUM deletes files behind links."""
-    # Import here, because the processes that plan and commit a stream open no table.
+    # Import here: processes that plan and commit a stream import this module, but open no table,
+    # so they need not load `plain_files`.
     from rocket_sink.plain_files import check_plain
 
     with failing(f"the ledger {place} is not used", place.uri):
@@ -531,7 +533,8 @@ def write_version(
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
-    """Return whether the table names the first file. File names are unique to one commit."""
+    """Return whether the table names the first file. File names are unique to one commit, so the
+    table then has the commit of all `files`."""
     return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 

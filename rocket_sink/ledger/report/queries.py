@@ -370,7 +370,8 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
     """Return the dead letters by reason and error, also those of attempts that do not count. A
-    letter that was exported several times counts once."""
+    letter that was exported several times counts once: exported letters have no partition, and
+    the view `counted_letters` has each of them once."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,

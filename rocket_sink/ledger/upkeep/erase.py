@@ -110,7 +110,7 @@ def _rows(place: LedgerPath, file: StoredFile) -> pa.Table:
 
 
 def _stored_rows(place: LedgerPath, table: DeltaTable) -> dict[StoredFile, pa.Table]:
-    """Return {file: `_rows`} of the table's files that may hold contents."""
+    """Return the table of `_rows` for each file that may hold contents."""
     files = stored_files(place, table)
     return {file: _rows(place, file) for file in files if file.kind in _ERRORS}
 
