@@ -111,12 +111,12 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class Count:
-    """The numbers of logged (`passed`) and `suppressed` records of a kind since `since_s`.
+    """The numbers of logged (`passed`) and suppressed (`cut`) records of a kind since `since_s`.
     `shown` is the text of the last logged record."""
 
     since_s: float
     passed: int = 0
-    suppressed: int = 0
+    cut: int = 0
     shown: str = ""
 
 
@@ -143,7 +143,7 @@ class Guard(logging.Filter):
                 kind = kind._replace(peer=_ELSEWHERE)
             count = self._counts.setdefault(kind, Count(now_s))
             if now_s - count.since_s < EVERY_S and count.passed >= BURST:
-                count.suppressed += 1
+                count.cut += 1
                 return None, []
             due = self._take(now_s - EVERY_S)
             count = self._counts.setdefault(kind, Count(now_s))
@@ -158,11 +158,7 @@ class Guard(logging.Filter):
     def _take(self, until_s: float) -> list[tuple[Kind, int]]:
         over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
         counts = [(kind, self._counts.pop(kind)) for kind in over]
-        return [
-            (kind._replace(text=c.shown or kind.text), c.suppressed)
-            for kind, c in counts
-            if c.suppressed
-        ]
+        return [(kind._replace(text=c.shown or kind.text), c.cut) for kind, c in counts if c.cut]
 
     def filter(self, record: logging.LogRecord) -> bool:
         put = getattr(_relay, "put", None)

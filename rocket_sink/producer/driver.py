@@ -62,7 +62,7 @@ class Driver:
 
     def send(self, request: SendRequest, messages: Sequence[Message], mode: str) -> SendResult:
         """Submit a request of one message, and return its result; raises SendError."""
-        return result_of(self._submit_and_wait(request, messages, mode))
+        return result_of(self._complete(request, messages, mode))
 
     def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
         """Submit a request that gets no answer; return when the frame is written.
@@ -73,13 +73,11 @@ class Driver:
             RequestTimeoutError: only a part of the frame was written before the time-out.
         """
         request.oneway, request.attempts, request.timeout_s = True, 1, self._timeout_s
-        error = self._submit_and_wait(request, messages, "oneway").error
+        error = self._complete(request, messages, "oneway").error
         if error is not None:
             raise error
 
-    def _submit_and_wait(
-        self, request: SendRequest, messages: Sequence[Message], mode: str
-    ) -> Completion:
+    def _complete(self, request: SendRequest, messages: Sequence[Message], mode: str) -> Completion:
         """Submit a request, wait for its end, and call the send hooks before and after."""
         hooks, context = self._hooks, None
         if hooks.hooks:

@@ -125,7 +125,7 @@ class ResponseHandler:
             return self._handle_degraded(attempt, answer)
         records: list[AttemptRecord] = []
         if self.records or attempt.history is not None:
-            records = self._add_record(attempt, Outcome.ACKED, answer=answer)
+            records = self._record(attempt, Outcome.ACKED, answer=answer)
         return _stored_completion(attempt, _result_of(attempt, answer, rtt_s), records)
 
     def group_ended(
@@ -167,7 +167,7 @@ class ResponseHandler:
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
-        records = self._add_record(attempt, Outcome.ACKED, answer=answer)
+        records = self._record(attempt, Outcome.ACKED, answer=answer)
         completion = _stored_completion(attempt, _result_of(attempt, answer, 0.0), records)
         completion.stored = attempt.take_stored()
         if records:
@@ -208,7 +208,7 @@ class ResponseHandler:
         if in_flight:
             if feedback:
                 self._apply_feedback(attempt, retry, error)
-            self._add_record(attempt, error.outcome, error=error)
+            self._record(attempt, error.outcome, error=error)
         elif self.records and not attempt.wire_bytes:
             _note_wait(attempt, history, error)
         if verifies:
@@ -229,7 +229,7 @@ class ResponseHandler:
                 code, SEND_STATUS[code], message.offset_message_id, message.queue_id,
                 message.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
             )  # fmt: skip
-            records = self._add_record(attempt, Outcome.ACKED, answer=answer)
+            records = self._record(attempt, Outcome.ACKED, answer=answer)
             if records:
                 records[-1].remark = "no answer came; found stored by its id"
             completion = _stored_completion(attempt, _result_of(attempt, answer, 0.0), records)
@@ -259,7 +259,7 @@ class ResponseHandler:
             options=self._options,
         )
         history = attempt.ensure_history()
-        records = self._add_record(attempt, Outcome.ACKED_DEGRADED, answer=answer)
+        records = self._record(attempt, Outcome.ACKED_DEGRADED, answer=answer)
         result = _result_of(attempt, answer, attempt.rtt_s)
         if self.stopping or retry is None:
             return self._degraded_completion(attempt, result, records)
@@ -330,9 +330,7 @@ class ResponseHandler:
 
     # --- records and completions -------------------------------------------------------------
 
-    def _add_record(
-        self, attempt: SendAttempt, outcome: Outcome, **end: Any
-    ) -> list[AttemptRecord]:
+    def _record(self, attempt: SendAttempt, outcome: Outcome, **end: Any) -> list[AttemptRecord]:
         """Add the attempt's record, if records are kept, and return the request's records."""
         history = attempt.history
         if not self.records:
