@@ -22,8 +22,8 @@ PROXY_BATCH: Final = 500
 
 def batch_places(messages: int) -> int:
     """Return how many single messages a batch counts as in a proxy's window. Per message of a batch
-    the answer has 33 bytes, or 57 if the broker has an IPv6 address, so nine messages fit into the
-    512 bytes of one."""
+    the answer has 33 bytes, or 57 if the broker has an IPv6 address. So nine messages take about as
+    many bytes as the window allows for one."""
     return 1 + messages // 9
 
 
