@@ -851,44 +851,6 @@ LEDGER: tuple[Defect, ...] = (
         "a power cut takes the dead letters of a task that has succeeded",
     ),
     Defect(
-        "rows-behind-a-seal",
-        "rocket_sink/ledger/transport/stream.py",
-        ' and not tail[_SEAL_SIZE:].strip(b"\\0")\n',
-        "\n",
-        (
-            "tests/ledger/test_spool_damage.py::test_batches_that_are_missing_doubled_or_out_of_place",
-        ),
-        "a fold deletes a spool file of which it has read the first part only",
-    ),
-    Defect(
-        "cut-files-without-checksums",
-        "rocket_sink/ledger/transport/stream.py",
-        'if metadata[_CRC] != b"%d" % crc:',
-        "if False:",
-        (
-            "tests/ledger/test_spool_damage.py::test_damage_before_the_last_batch_of_a_cut_file_is_no_cut",
-        ),
-        "after a power cut a fold takes in batches that the disk has written in part",
-    ),
-    Defect(
-        "last-batches-without-a-seal",
-        "rocket_sink/ledger/transport/stream.py",
-        '    if last is not None and tail.strip(b"\\0"):\n',
-        "    if last is not None:\n",
-        ("tests/ledger/test_spool.py::test_blocks_that_were_never_written_are_not_rows",),
-        "after a power cut blocks of zeros are rows of the ledger",
-    ),
-    Defect(
-        "requests-in-flight-of-complete-attempts",
-        "rocket_sink/ledger/transport/stream.py",
-        "            self._is_complete = True\n",
-        "            self._is_complete = False\n",
-        (
-            "tests/ledger/test_spool_damage.py::test_requests_in_flight_of_a_complete_attempt_are_not_taken_in",
-        ),
-        "half of the ledger's rows of requests are never read",
-    ),
-    Defect(
         "killed-workers-file-waits",
         "rocket_sink/ledger/transport/files.py",
         "    if alive is not None:\n        return not alive\n",
@@ -952,17 +914,6 @@ LEDGER: tuple[Defect, ...] = (
         "two drivers whose hosts do not share locks fold a file twice",
     ),
     Defect(
-        "commits-are-believed",
-        "rocket_sink/ledger/append/appender.py",
-        "        if handed is not None and added != handed:\n",
-        "        if False:\n",
-        (
-            "tests/ledger/test_fold.py::test_a_commit_with_other_rows_than_the_files_deletes_no_file",
-            "tests/ledger/test_fold.py::test_rows_that_sparks_delta_loses_stay_in_the_spool",
-        ),
-        "a fold deletes the files of rows that are not in the table",
-    ),
-    Defect(
         "empty-batches-go-to-spark",
         "rocket_sink/ledger/storage.py",
         "createDataFrame(rows.combine_chunks())",
@@ -985,16 +936,6 @@ LEDGER: tuple[Defect, ...] = (
         "        folder_part(query_id)\n",
         ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
         "each batch write leaves a note per task, on object stores one to pay for and to list",
-    ),
-    Defect(
-        "live-lease-taken-over",
-        "rocket_sink/ledger/lock.py",
-        "            if before is None or before[0] != text:\n",
-        "            if before is None:\n",
-        (
-            "tests/ledger/test_lease.py::test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer",
-        ),
-        "two folds or two backfills work on a ledger at once, and letters are sent twice",
     ),
     Defect(
         "lease-renewed-after-it-was-over",
@@ -1031,14 +972,6 @@ LEDGER: tuple[Defect, ...] = (
         "has_claim = False",
         ("tests/stores/test_commits.py::test_a_note_that_was_removed_can_be_written_again",),
         "each batch write of an appId on a store is taken for one that never ended",
-    ),
-    Defect(
-        "damaged-log-is-left-to-spark",
-        "rocket_sink/ledger/append/delta_rs.py",
-        "            _refuse_damage(place, error)\n",
-        "            pass\n",
-        ("tests/ledger/test_damaged_log.py::test_the_files_to_delete_are_named",),
-        "sink.write sends everything and then fails in Java's words; who runs it again doubles all",
     ),
     Defect(
         "checkpoint-to-delete-without-a-trial",
@@ -1088,14 +1021,6 @@ LEDGER: tuple[Defect, ...] = (
         "a stream that reads the ledger and was down overnight fails, and must begin anew",
     ),
     Defect(
-        "forged-commits-delete-files",
-        "rocket_sink/ledger/upkeep/growth.py",
-        ' and path.startswith(f"kind={kind}/")\n',
-        "\n",
-        ("tests/ledger/upkeep/test_growth.py::test_a_forged_commit_deletes_no_other_file",),
-        "whoever can write to the log lets the driver delete spool files",
-    ),
-    Defect(
         "merges-are-repeated",
         "rocket_sink/ledger/upkeep/growth.py",
         "next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)\n",
@@ -1129,36 +1054,12 @@ LEDGER: tuple[Defect, ...] = (
         "letters that were stored are pending again, and the next backfill sends them twice",
     ),
     Defect(
-        "accounts-of-pending-letters-go",
-        "rocket_sink/ledger/upkeep/expire.py",
-        '    f"SELECT {_KEY} FROM pending_letters",\n',
-        "",
-        ("tests/ledger/upkeep/test_expire.py::test_pending_letters_stay_with_their_accounts",),
-        "pending letters count for nothing any more, and no backfill sends them",
-    ),
-    Defect(
         "resolutions-of-last-epochs-go",
         "rocket_sink/ledger/upkeep/expire.py",
         ' OR name IN ({" UNION ALL ".join(_IN_USE)})',
         "",
         ("tests/ledger/upkeep/test_expire.py::test_pending_letters_stay_with_their_accounts",),
         "after an expiry a stopped query's last letters are pending again, and are sent twice",
-    ),
-    Defect(
-        "accounts-of-parked-letters-go",
-        "rocket_sink/ledger/upkeep/expire.py",
-        '    f"SELECT {_KEY} FROM ({_PARKED}) k",\n',
-        "",
-        ("tests/ledger/upkeep/test_expire.py::test_letters_that_were_put_aside_can_be_taken_back",),
-        "unpark tells of letters that are taken back, and no backfill sends them",
-    ),
-    Defect(
-        "epochs-expire-in-part",
-        "rocket_sink/ledger/upkeep/expire.py",
-        '    _cut_epochs("epoch_rows", EPOCH),\n',
-        "",
-        ("tests/ledger/upkeep/test_expire.py::test_no_epoch_goes_in_part",),
-        "after most expiries a report tells of missing rows",
     ),
     Defect(
         "open-transactions-expire",
@@ -1221,14 +1122,6 @@ LEDGER: tuple[Defect, ...] = (
         "files that a killed erasure left are never deleted",
     ),
     Defect(
-        "links-are-not-tried",
-        "rocket_sink/ledger/append/table.py",
-        "            check_links(place.root)\n        names",
-        "            pass\n        names",
-        ("tests/ledger/upkeep/test_links.py::test_the_first_start_is_refused",),
-        "on blobfuse a query sends everything and then fails to commit",
-    ),
-    Defect(
         "commits-do-not-try-links",
         "rocket_sink/ledger/append/table.py",
         "    if place.is_local:\n        check_commits(place)\n",
@@ -1267,14 +1160,6 @@ LEDGER: tuple[Defect, ...] = (
         "        check_plain(place.root, LOG_FOLDER)\n",
         ("tests/ledger/test_duckdb_reader.py::test_folders_behind_links_are_not_read",),
         "VACUUM deletes files behind a link in the table's folder",
-    ),
-    Defect(
-        "duckdb-opens-all-files",
-        "rocket_sink/ledger/query/duckdb_reader.py",
-        '            "SET enable_external_access = false",\n',
-        "",
-        ("tests/ledger/test_duckdb_reader.py::test_a_session_reads_the_ledgers_files_only",),
-        "a text that gets into a query reads and writes the files of the host",
     ),
     Defect(
         "duckdb-spills-into-a-guessed-folder",
@@ -1367,16 +1252,6 @@ LEDGER: tuple[Defect, ...] = (
             "tests/ledger/test_ledger.py::test_of_a_retried_partition_the_last_complete_attempt_counts",
         ),
         "a backfill sends rows that the retried task has sent already",
-    ),
-    Defect(
-        "other-queries-overtake",
-        "rocket_sink/ledger/query/pending_keys.py",
-        "                if note.query == query and note.epoch >= ctx.epoch:\n",
-        "                if note.epoch >= ctx.epoch:\n",
-        (
-            "tests/task/test_pending_keys.py::test_other_queries_wait_and_the_own_epochs_next_attempt_does_not",
-        ),
-        "rows of another query overtake the pending letters of their key",
     ),
     Defect(
         "a-broker-of-the-scope-only",
@@ -1486,14 +1361,6 @@ LEDGER: tuple[Defect, ...] = (
         "in range(newest, max(since, newest - 100), -1):",
         ("tests/stores/test_commits.py::test_a_fold_that_died_is_looked_for_in_all_later_commits",),
         "the rows of a fold that died are said to be safe, and folded once more",
-    ),
-    Defect(
-        "keys-of-unfolded-letters",
-        "rocket_sink/ledger/query/pending_keys.py",
-        "        is_past = not is_spooled and last_epochs",
-        "        is_past = last_epochs",
-        ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
-        "rows of a key overtake its dead letter, which a fold could not read",
     ),
     Defect(
         "lost-answer-doubles-rows",
@@ -1794,14 +1661,6 @@ ROWS: tuple[Defect, ...] = (
 )
 
 TASK: tuple[Defect, ...] = (
-    Defect(
-        "killed-copies-are-silent",
-        "rocket_sink/task/runner.py",
-        "bool(self.ctx.attempt_number) or self.options.allow_speculation\n",
-        "bool(self.ctx.attempt_number)\n",
-        ("tests/task/test_killed_attempts.py",),
-        "with speculation a foreachBatch query doubles messages, and its ledger doubts none",
-    ),
     Defect(
         "lost-rows-balance",
         "rocket_sink/task/totals.py",
@@ -2312,16 +2171,6 @@ SPARK: tuple[Defect, ...] = (
         "a ledger that was deleted between epochs is made anew without its partitions",
     ),
     Defect(
-        "spools-into-another-delta-table",
-        "rocket_sink/ledger/append/table.py",
-        "            _refuse_foreign(place)\n",
-        "            pass\n",
-        (
-            "tests/ledger/test_shared.py::test_another_delta_table_is_refused_before_a_file_is_written_there",
-        ),
-        "a query sends everything and puts its spool into a table of other data",
-    ),
-    Defect(
         "session-without-delta-is-a-damaged-table",
         "rocket_sink/ledger/append/table.py",
         "        if wrong is not None:\n",
@@ -2374,16 +2223,6 @@ SPARK: tuple[Defect, ...] = (
         "                self._committer.committed(self._lane, 1)\n",
         ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
         "half messages whose commit was lost on its way stay hidden, and the ledger says committed",
-    ),
-    Defect(
-        "commits-without-a-look-at-the-lock",
-        "rocket_sink/spark/transactions.py",
-        "                check=lock.check,\n",
-        "",
-        (
-            "tests/spark/test_transactional_epochs.py::test_an_epoch_is_ended_under_a_live_lock_alone",
-        ),
-        "a driver that was stopped commits beside its successor: messages are visible twice",
     ),
     Defect(
         "lots-of-commits-after-the-lock-is-lost",
