@@ -222,3 +222,16 @@ def test_secrets_by_reference_have_nothing_around_them(
 def test_an_address_is_no_options(client: type) -> None:
     with pytest.raises(OptionError, match=r'a str is no SinkOptions.*nameServer="HOST:9876"'):
         client("127.0.0.1:9876")
+
+
+@pytest.mark.parametrize(
+    ("setting", "ordering", "ledger", "holds"),
+    [
+        ("auto", "strict", "/l", True), ("auto", "strict", "", False),
+        ("auto", "best_effort", "/l", False), ("pass", "strict", "/l", False),
+        ("hold", "best_effort", "/l", True),
+    ],
+)  # fmt: skip
+def test_who_holds_pending_keys(setting: str, ordering: str, ledger: str, holds: bool) -> None:
+    options = SinkOptions.parse(onPendingKey=setting, ordering=ordering, ledger=ledger)
+    assert options.holds_pending_keys is holds

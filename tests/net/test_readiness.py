@@ -1,10 +1,14 @@
-"""A wait for sockets ends without an error if another thread closes the selector."""
+"""Waits for sockets: their interests, wakes, and a selector that another thread closes."""
 
 from __future__ import annotations
 
+import socket
 import threading
+from types import SimpleNamespace
+from typing import Any
 
-from rocket_sink.net.client import Readiness
+from rocket_sink.net import transport
+from rocket_sink.net.client import READ, WRITE, Readiness
 
 
 def test_nothing_is_ready_once_it_is_closed() -> None:
@@ -13,6 +17,19 @@ def test_nothing_is_ready_once_it_is_closed() -> None:
     readiness.close()
     assert readiness.wait(60.0) == []
     readiness.wake()
+
+
+def test_an_interest_can_change_and_a_wake_ends_one_wait_only() -> None:
+    readiness, (end, other_end) = Readiness(), socket.socketpair()
+    channel: Any = SimpleNamespace(transport=end, interest=0)
+    with end, other_end:
+        for interest, ready in ((READ, 0), (READ | WRITE, WRITE), (READ, 0)):
+            readiness.watch(channel, interest)
+            assert readiness.wait(0) == ([(channel, ready)] if ready else [])
+        readiness.wake()
+        assert readiness.wait(60.0) == []
+        assert not readiness._selector.select(0)
+        readiness.close()
 
 
 def test_a_wait_that_another_thread_closes_ends_without_an_error() -> None:
@@ -32,3 +49,11 @@ def _wait_twice(readiness: Readiness, started: threading.Event, results: list[ob
         results += [readiness.wait(0.05), readiness.wait(0.05)]
     except Exception as error:
         results.append(error)
+
+
+def test_sockets_do_not_wait_and_notice_dead_peers() -> None:
+    with transport._new_socket(socket.AF_INET, socket.SOCK_STREAM, 0) as sock:
+        assert not sock.getblocking()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
