@@ -134,7 +134,7 @@ def _killed(
             sink.write_batch(_rows(spark, epoch), epoch)
 
 
-def _run_without_append(results: Any, append: Any) -> None:
+def _run_without_append(results: Any, *_: Any) -> None:
     results.collect()
     raise Killed
 

@@ -123,7 +123,7 @@ def die(*given: Any, **more: Any) -> Any:
     raise Killed
 
 
-def run_without_append(results: Any, append: Any) -> None:
+def run_without_append(results: Any, *_: Any) -> None:
     """Run all tasks; the driver dies before Delta commits."""
     results.collect()
     raise Killed
