@@ -283,6 +283,24 @@ def test_the_group_follows_finished_epochs_and_skips_a_broker_that_is_away(
     assert noted[2:] == [("broker-a:0", 2)]
 
 
+def test_a_broker_is_asked_for_a_group_that_it_does_not_have(cluster: FakeCluster) -> None:
+    """Brokers refuse the offsets of an unknown group, and consoles ask for its retry topic."""
+    stream = reader(cluster, consumerGroup="g")
+    broker = cluster.brokers[0]
+    for answer, times in ((ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, 1), (0, None)):
+        broker.script.add(
+            Answer(answer), times=times,
+            matches=lambda frame: frame.code == RequestCode.UPDATE_CONSUMER_OFFSET,
+        )  # fmt: skip
+    stream.commit({TOPIC: {"broker-a:0": 7}})
+    wanted = (RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.HEART_BEAT)
+    asked = [frame for frame in broker.requests if frame.code in wanted]
+    assert [frame.code for frame in asked] == [wanted[0], wanted[1], wanted[0]]
+    groups = json.loads(bytes(asked[1].body or b""))["consumerDataSet"]
+    assert [group["groupName"] for group in groups] == ["g"]
+    assert asked[2].ext and asked[2].ext["commitOffset"] == "7"
+
+
 def test_spark_before_4_2_passes_no_start(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
