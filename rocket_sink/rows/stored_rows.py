@@ -43,35 +43,42 @@ _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatch:
     """Return (broker name, message) pairs as rows of STORED_SCHEMA."""
     rows = [_row(broker_name, message) for broker_name, message in messages]
-    return pa.RecordBatch.from_pylist(rows, STORED_SCHEMA)
+    columns = zip(*rows, strict=True) if rows else [()] * len(STORED_SCHEMA)
+    arrays = map(pa.array, columns, STORED_SCHEMA.types)
+    return pa.RecordBatch.from_arrays(list(arrays), schema=STORED_SCHEMA)
 
 
-def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
+def _row(broker_name: str, message: StoredMessage) -> tuple[Any, ...]:
+    """Return the values in the order of STORED_SCHEMA."""
     properties = message.properties
     event_us = _event_time(properties)
-    columns = _FIELDS if event_us is None else {*_FIELDS, EVENT_TIME_PROPERTY}
-    items = [item for item in properties.items() if item[0] not in columns]
-    user = [(name, value) for name, value in items if name not in RESERVED_PROPERTIES]
-    system = [(name, value) for name, value in items if name in RESERVED_PROPERTIES]
-    return {
-        "topic": message.topic,
-        "body": message.body,
-        "tags": properties.get(TAGS),
-        "keys": list(split_keys(properties)) or None,
-        "sharding_key": properties.get(SHARDING_KEY),
-        "properties": user or None,
-        "flag": message.flag,
-        "message_id": properties.get(UNIQ_KEY),
-        "event_time": event_us,
-        "broker_name": broker_name,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "store_timestamp": _time_us(message.store_ms),
-        "born_timestamp": _time_us(message.born_ms),
-        "offset_message_id": message.offset_message_id,
-        "reconsume_times": message.reconsume_times,
-        "system_properties": system or None,
-    }
+    user, system = [], []
+    for item in properties.items():
+        name = item[0]
+        if name in RESERVED_PROPERTIES:
+            if name not in _FIELDS:
+                system.append(item)
+        elif event_us is None or name != EVENT_TIME_PROPERTY:
+            user.append(item)
+    return (
+        message.topic,
+        message.body,
+        properties.get(TAGS),
+        list(split_keys(properties)) or None,
+        properties.get(SHARDING_KEY),
+        user or None,
+        message.flag,
+        properties.get(UNIQ_KEY),
+        event_us,
+        broker_name,
+        message.queue_id,
+        message.queue_offset,
+        _time_us(message.store_ms),
+        _time_us(message.born_ms),
+        message.offset_message_id,
+        message.reconsume_times,
+        system or None,
+    )
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:

@@ -17,6 +17,7 @@ import re
 import struct
 from collections.abc import Iterable
 from datetime import datetime, tzinfo
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
@@ -96,11 +97,15 @@ def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
 def offset_message_id(host: str, port: int, offset: int) -> str:
     """Return the broker's id of the message at a commit-log offset. Raise LocalProtocolError if
     `host` is no numeric address."""
+    return (_packed(host) + _OFFSET.pack(port, offset)).hex().upper()
+
+
+@lru_cache
+def _packed(host: str) -> bytes:
     try:
-        address = ip_address(host)
+        return ip_address(host).packed
     except ValueError:
         raise LocalProtocolError(f"{host[:60]!r} is not an IP address") from None
-    return (address.packed + _OFFSET.pack(port, offset)).hex().upper()
 
 
 def decode_offset_message_id(text: str) -> int:

@@ -133,7 +133,7 @@ def least_version(text: str) -> int:
 def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the index keys among a message's properties. Only blanks separate them, not tabs or
     no-break spaces (IndexService.buildIndex)."""
-    return tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key)
+    return tuple([key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key])
 
 
 def _within_limit(text: str, message: Message) -> str:

@@ -129,7 +129,7 @@ def decode_stored(
 def memory_bytes(message: StoredMessage) -> int:
     """Return an upper estimate of the memory that the message takes."""
     properties = message.properties
-    texts = sum(map(len, properties)) + sum(map(len, properties.values()))
+    texts = len("".join(properties)) + len("".join(properties.values()))
     return _VALUE_BYTES + len(message.body) + _PROPERTY_BYTES * len(properties) + 4 * texts
 
 
@@ -159,7 +159,10 @@ def iter_stored(
                 if wanted is None or wanted(inner.properties):
                     yield inner if bodies else replace(inner, body=b"")
         elif wanted is None or wanted(message.properties):
-            yield replace(message, body=_inflated_body(message, body)) if bodies else message
+            if bodies:
+                # `replace` would take a fifth of the time of decoding; nobody else has the message.
+                message.__dict__["body"] = _inflated_body(message, body)
+            yield message
 
 
 @lru_cache
@@ -168,17 +171,17 @@ def _tail(born_v6: bool, store_v6: bool) -> struct.Struct:
     return struct.Struct(f">{16 if born_v6 else 4}siq{16 if store_v6 else 4}siiqi")
 
 
-def _cut(view: memoryview, length: int) -> tuple[bytes, memoryview]:
-    """Return the first `length` bytes, and the view of the other bytes."""
-    if length > len(view):
+@lru_cache
+def _host(packed: bytes) -> str:
+    return str(ip_address(packed))
+
+
+def _sized(view: memoryview, begin: int, length: int) -> tuple[bytes, int]:
+    """Return the field of `length` bytes from `begin` on, and its end."""
+    end = begin + length
+    if end > len(view):
         raise RemoteProtocolError(f"a field of {length} bytes passes a stored message's end")
-    return bytes(view[:length]), view[length:]
-
-
-def _cut_sized(view: memoryview, width: int) -> tuple[bytes, memoryview]:
-    """Return the field whose length is in the first `width` bytes, and the view behind it."""
-    length, view = _cut(view, width)
-    return _cut(view, int.from_bytes(length, "big"))
+    return bytes(view[begin:end]), end
 
 
 def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
@@ -192,16 +195,20 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
     born_ip, born_port, store_ms, store_ip, store_port, reconsume_times, prepared_offset, size = (
         tail.unpack_from(view, _HEAD.size)
     )
-    body, view = _cut(view[_HEAD.size + tail.size :], max(size, 0))
-    topic, view = _cut_sized(view, 1 if magic == MAGIC_V1 else 2)
-    properties, _ = _cut_sized(view, 2)
+    body, end = _sized(view, _HEAD.size + tail.size, max(size, 0))
+    length, end = _sized(view, end, 1 if magic == MAGIC_V1 else 2)
+    topic, end = _sized(view, end, int.from_bytes(length, "big"))
+    length, end = _sized(view, end, 2)
+    properties, _ = _sized(view, end, int.from_bytes(length, "big"))
     torn = properties.endswith(b"\0")
     if torn:
         # Cut the zeros before decoding, because they may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     topic_text, replaced = stored_text(topic)
     properties_text, more = stored_text(properties)
-    message = StoredMessage(
+    # The constructor of a frozen class calls a function for each field: a seventh of the time.
+    message = object.__new__(StoredMessage)
+    message.__dict__.update(
         topic=topic_text,
         body=b"",
         queue_id=queue_id,
@@ -210,9 +217,9 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
         flag=flag,
         sys_flag=sys_flag,
         born_ms=born_ms,
-        born_host=(str(ip_address(born_ip)), born_port),
+        born_host=(_host(born_ip), born_port),
         store_ms=store_ms,
-        store_host=(str(ip_address(store_ip)), store_port),
+        store_host=(_host(store_ip), store_port),
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body_crc=crc,
