@@ -2201,7 +2201,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "a-failed-writes-notes-go",
         "rocket_sink/spark/datasource.py",
-        "        if well or not options.app_id:\n",
+        "        if well or not (options.app_id or options.batch_id):\n",
         "        if True:\n",
         ("tests/integration/test_replays.py::test_a_batch_that_failed_is_asked_for_by_its_app_id",),
         "a batch write of the data source doubles what the failed one before it has sent",
@@ -2583,8 +2583,8 @@ VALUES: tuple[Defect, ...] = (
     Defect(
         "app-ids-of-any-form",
         "rocket_sink/options.py",
-        "options.app_id and not _APP_ID.fullmatch(options.app_id), ",
-        "options.app_id.isspace(), ",
+        "value and not _APP_ID.fullmatch(value), name",
+        "value.isspace(), name",
         ("tests/test_options.py::test_an_illegal_option_is_explained",),
         "quotes and line breaks of an appId are in commands, queries and paths",
     ),
