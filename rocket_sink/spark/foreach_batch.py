@@ -381,8 +381,8 @@ class BatchWriter:
                 results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
                 rows = results.select(*_ACCOUNTS).collect()
                 return _Sent(partial(list, rows), has_run_again if rows else bool)
-            sent = _Sent(partial(append.accounts, _ACCOUNTS, query, run, epoch), has_run_again)
             ctx = RunContext(query, run, epoch, lane=lane)
+            sent = _Sent(partial(append.accounts, _ACCOUNTS, ctx), has_run_again)
             later = partial(_confirmation, ctx, sent, append) if lane != "batch" else tuple
             _append(append.made_by_tasks(needed, send), append, later)
         return sent if append.rows else _Sent(list, bool)

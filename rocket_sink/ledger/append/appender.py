@@ -29,7 +29,8 @@ from rocket_sink.ledger.append.table import (
     table_version,
     task_errors,
 )
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
+from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.storage import is_classic, spark_frame
 from rocket_sink.ledger.token import LedgerToken
@@ -144,16 +145,13 @@ class Append(ABC):
     @abstractmethod
     def _save_rows(self, batches: Rows) -> None: ...
 
-    def accounts(
-        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
-    ) -> list[dict[str, Any]]:
-        """Return columns of the `epoch` rows that `save` has appended. Do not read the columns from
-        the frame of `save`: a second action on the frame would send the rows again."""
-        names = (*columns, "run_id")
-        rows = rows_of_epoch(
-            self._spark, self.place, (EPOCH,), query_id, epoch, names, before=_ALL_SENT
-        )
-        return [row for row in rows.to_pylist() if row["run_id"] == run_id]
+    def accounts(self, columns: Sequence[str], ctx: RunContext) -> list[dict[str, Any]]:
+        """Return columns of the `epoch` rows of the write `ctx`, which `save` has appended or is
+        about to commit. Do not read the columns from the frame of `save`: a second action on the
+        frame would send the rows again."""
+        epoch = (self._spark, self.place, (EPOCH,), ctx.query_id, ctx.epoch)
+        rows = rows_of_epoch(*epoch, (*columns, "run_id"), before=_ALL_SENT).to_pylist()
+        return [row for row in rows if row["run_id"] == ctx.run_id]
 
     @abstractmethod
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
@@ -205,6 +203,15 @@ class _ByDeltaRs(Append):
 
     def _save_rows(self, batches: Rows) -> None:
         self._commit(write_data_files(self.place, batches))
+
+    def accounts(self, columns: Sequence[str], ctx: RunContext) -> list[dict[str, Any]]:
+        # `later` asks before the commit, when the table does not name the files yet.
+        import pyarrow.parquet as pq
+
+        paths = [f"{self.place.root}/{file.path}" for file in self._files if file.kind == EPOCH]
+        with failing(f"{_ALL_SENT}the ledger {self.place} cannot be read now", self.place.uri):
+            rows = pq.read_table(paths, columns=[*columns], filesystem=self.place.filesystem())
+            return [*rows.to_pylist()]
 
     def _commit(self, files: list[DataFile]) -> int:
         commit(self.place, self._table, files, self._app_id, self._version, self._token)
