@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +50,9 @@ _SHOWN: Final = {
                  "complete", "counts"),
 }  # fmt: skip
 """{view: columns of its table}; --json shows all columns."""
+_ALIKE: Final = re.compile(r"('[^'\\]*'|(IN|AND|OR|NOT)\b|\w+\b(?!\s*\()|[\s.,=<>!()-])*", re.I)
+"""Conditions that mean the same in DuckDB. Other signs may differ: DuckDB counts elements of lists
+from 1, takes "x" for a column, ^ for a power, and \\ for itself. Functions differ, too."""
 
 _ledger = click.option(
     "--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder."
@@ -243,10 +247,9 @@ def _quick_rows(quick: QuickLedger, view: str, where: str | None, limit: int) ->
     """Return the newest rows of a view, or None if DuckDB does not understand the condition."""
     import duckdb
 
-    condition = f"WHERE ({where}\n)" if where else ""
-    select = f"SELECT * FROM {view} {condition} ORDER BY at DESC LIMIT {limit}"  # noqa: S608
+    rows = f"{view} WHERE ({where or 'true'}\n)"
     try:
-        return quick.query(select)
+        return quick.query(f"SELECT * FROM {rows} ORDER BY at DESC LIMIT {limit}")  # noqa: S608
     except (duckdb.Error, LedgerError):
         if where is None:
             raise
@@ -275,11 +278,11 @@ def show_view(
 
     Views: epochs, sends, dead-letters, isolations, resolutions, attempts.
 
-    --where is a condition in Spark's SQL; Spark starts only for what DuckDB does not know.
+    --where is a condition in Spark's SQL; Spark starts only if DuckDB could differ.
     """
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
-    quick = quick_ledger(path, fold, *spark.values())
+    quick = quick_ledger(path, fold, not _ALIKE.fullmatch(where or ""), *spark.values())
     table = _quick_rows(quick, named, where, limit) if quick else None
     if table is None:
         from rocket_sink.spark.backfill.sources import filtered
