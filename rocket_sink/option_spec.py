@@ -278,8 +278,10 @@ def _budget(value: Any) -> str:
 
 def _batch(value: Any) -> tuple[int, int] | None:
     """Return (delay in ms, size in bytes) of `10ms, 32KiB`; None for an empty text."""
-    delay, _, size = _text(value).partition(",")
-    return (_scaled(delay, _MS_SCALES), _scaled(size or "32KiB", _BYTE_SCALES)) if delay else None
+    if not (text := _text(value)):
+        return None
+    delay, _, size = text.partition(",")
+    return _scaled(delay, _MS_SCALES), _scaled(size or "32KiB", _BYTE_SCALES)
 
 
 _BOOLEANS: Final = "false", "true"
