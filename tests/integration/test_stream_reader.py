@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,9 @@ def test_consoles_show_the_lag_of_the_consumer_group(
         assert lag() == (total, total)
 
 
-def run_over_kills(folder: Path, kills: int, seed: int, **plan: Any) -> int:
-    """Start the driver, kill it `kills` times, and let it end. Return how many kills met an epoch
-    that had begun."""
+def run_over_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **plan: Any) -> int:
+    """Start the driver, kill it `kills` times, and let it end after the sends. Return how many
+    kills met an epoch that had begun."""
     draw, met = random.Random(seed), 0
 
     def epochs(kind: str) -> int:
@@ -82,6 +82,8 @@ def run_over_kills(folder: Path, kills: int, seed: int, **plan: Any) -> int:
         return -1
 
     for life in range(kills + 1):
+        if life == kills:
+            sending.result()
         before = epochs("commits")
         words = json.dumps({"folder": str(folder), "last": life == kills, **plan})
         with (folder / f"driver-{life}.log").open("w") as log:
@@ -94,7 +96,7 @@ def run_over_kills(folder: Path, kills: int, seed: int, **plan: Any) -> int:
             break
         until_s = time.monotonic() + 600
         while epochs("commits") == before and process.poll() is None:
-            assert time.monotonic() < until_s
+            assert time.monotonic() < until_s and not (sending.done() and sending.exception())
             time.sleep(0.02)
         time.sleep(draw.uniform(0, 3))
         assert process.poll() is None, (folder / f"driver-{life}.log").read_text()[-3000:]
@@ -108,10 +110,11 @@ def run_over_kills(folder: Path, kills: int, seed: int, **plan: Any) -> int:
     return met
 
 
-def read_options(cluster: LocalCluster, topic: str, count: int) -> dict[str, str]:
+def read_options(cluster: LocalCluster, topic: str, count: int, kills: int) -> dict[str, str]:
+    """Return options with which the messages make at least twenty epochs for each kill."""
     return {
         "nameServer": cluster.name_server, "topic": topic, "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(count // 40),
+        "maxOffsetsPerTrigger": str(count // (20 * kills)),
     }  # fmt: skip
 
 
@@ -123,9 +126,8 @@ def test_each_message_is_read_once_over_kills_of_the_driver(
     make_topic(cluster, topic)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sent_by_java, cluster, topic, count)
-        met = run_over_kills(
-            tmp_path, kills, 51, read=read_options(cluster, topic, count), write=None
-        )
+        read = read_options(cluster, topic, count, kills)
+        met = run_over_kills(tmp_path, kills, 51, sending, read=read, write=None)
         sent = sending.result()
     assert sent.total() == count
     rows = pq.read_table(tmp_path / "rows").to_pylist()
@@ -151,9 +153,8 @@ def test_a_bridge_of_two_topics_loses_and_doubles_nothing_over_kills(
             "nameServer": cluster.name_server, "topic": target, "delivery": "effectively_once",
             "sendMsgTimeout": "60s",
         }  # fmt: skip
-        met = run_over_kills(
-            tmp_path, kills, 52, read=read_options(cluster, source, count), write=sink
-        )
+        read = read_options(cluster, source, count, kills)
+        met = run_over_kills(tmp_path, kills, 52, sending, read=read, write=sink)
         assert sending.result().total() == count
     bodies = Counter(message.body.decode() for message in read_topic(cluster.name_server, target))
     assert bodies == Counter(map(str, range(count)))

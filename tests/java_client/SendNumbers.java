@@ -1,4 +1,5 @@
 import java.util.Scanner;
+import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
@@ -12,6 +13,11 @@ import org.apache.rocketmq.common.message.Message;
  */
 public final class SendNumbers {
     public static void main(String[] arguments) throws Exception {
+        // Threads of the client would keep a process alive whose main thread has failed.
+        Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            System.exit(1);
+        });
         DefaultMQProducer producer = new DefaultMQProducer("java-judge");
         producer.setNamesrvAddr(arguments[0]);
         producer.setSendMsgTimeout(30_000);
@@ -20,8 +26,16 @@ public final class SendNumbers {
         while (lines.hasNext()) {
             String text = lines.next();
             Message message = new Message(arguments[1], "tag", text, text.getBytes());
-            SendResult result =
-                producer.send(message, new SelectMessageQueueByHash(), key(arguments[2], text));
+            SendResult result = null;
+            while (result == null) {
+                try {
+                    result = producer.send(
+                        message, new SelectMessageQueueByHash(), key(arguments[2], text));
+                } catch (MQBrokerException busy) {
+                    // The broker has answered that it did not store the message.
+                    Thread.sleep(100);
+                }
+            }
             System.out.println("judge sent " + text + " " + result.getMessageQueue().getBrokerName()
                 + " " + result.getMessageQueue().getQueueId());
         }
