@@ -121,6 +121,24 @@ def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
     assert lost > 0.5 * len(range(0, len(cut) - len(last), 61))
 
 
+def test_the_last_whole_batch_of_a_cut_file_has_the_bytes_that_the_cut_one_names(
+    original: bytes, tmp_path: Path
+) -> None:
+    """A power cut may write the blocks of a file in any order."""
+    *before, last, _ = batches_cut(original)
+    path = tmp_path / "killed.arrow"
+    whole = b"".join(before)
+    cut = whole + last[: len(last) - 100]
+    path.write_bytes(cut)
+    written = read(path)
+    header = 8 + int.from_bytes(before[-1][4:8], "little")
+    for at in range(len(whole) - len(before[-1]) + header, len(whole), 7):
+        path.write_bytes(cut[:at] + bytes([cut[at] ^ 0x10]) + cut[at + 1 :])
+        with pytest.raises(DamagedSpoolError):
+            read(path)
+    assert len(written) == len(before) - 1
+
+
 def test_marks_in_a_body_cost_a_cut_file_one_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

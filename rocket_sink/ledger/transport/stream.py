@@ -12,6 +12,7 @@ batch. So the last batch of such a file counts only if a byte other than zero fo
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any, Final
@@ -43,7 +44,7 @@ class BatchWriter:
         self._is_complete = False
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._stream.write_batch(batch, custom_metadata={_CRC: str(self._summed.crc)})
+        self._stream.write_batch(batch, custom_metadata={_CRC: f"{self._summed.crc:010d}"})
         self._pieces.flush()
         if batch.num_rows == 1 and batch["complete"][0].as_py():
             self._is_complete = True
@@ -132,7 +133,7 @@ def _batches(path: str, file: Any) -> Iterator[pa.RecordBatch]:
         stream = pa.ipc.open_stream(pa.PythonFile(summed, mode="r"))
         while True:
             batch, metadata = stream.read_next_batch_with_custom_metadata()
-            if metadata[_CRC] != b"%d" % crc:
+            if metadata[_CRC] != b"%010d" % crc:
                 raise _damaged(path, f"the bytes before byte {end} have another checksum")
             rows = _ledger_rows(batch, is_complete=is_complete)
             if last is not None:
@@ -151,6 +152,10 @@ def _batches(path: str, file: Any) -> Iterator[pa.RecordBatch]:
     # A live task may have overwritten the seal since, so look for the seal again.
     if not is_sealed and (_state(file) or len(tail[after:].rstrip(b"\0")) >= _SEAL_SIZE):
         raise _damaged(path, why)
+    # The header of a batch that was cut may be whole: then it names the bytes before it.
+    checksums = re.findall(rb"\d{10}", tail[: 8 + int.from_bytes(tail[4:8], "little")])
+    if checksums and b"%010d" % crc not in checksums:
+        raise _damaged(path, f"the bytes before byte {end} have another checksum")
     if last is not None and tail.strip(b"\0"):
         yield last
 
