@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
@@ -43,6 +44,8 @@ QUIET_SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
 }
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+"""Log4j's configuration of a session's JVM. It is no file in a wheel that Spark ships."""
 
 
 def build_session(
@@ -75,8 +78,15 @@ def build_session(
         builder = builder.master(master)
     elif "spark.master" not in _submitted_settings() and "MASTER" not in os.environ:
         builder = builder.master("local[*]")
-    delta = DELTA_SETTINGS if _delta_is_there() else {}
-    for name, value in {**delta, **QUIET_SETTINGS, **dict(conf or {})}.items():
+    settings = {**(DELTA_SETTINGS if _delta_is_there() else {}), **QUIET_SETTINGS}
+    has_folder = bool({"SPARK_CONF_DIR", "SPARK_HOME"} & os.environ.keys())
+    if _java_is_needed() and not has_folder and _LOGGING.is_file():
+        # A folder of Spark's settings may have its own file, which this one would replace. Spark
+        # puts these options before the user's `extraJavaOptions`, which may name another file.
+        settings["spark.driver.defaultJavaOptions"] = (
+            f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+        )
+    for name, value in {**settings, **dict(conf or {})}.items():
         builder = builder.config(name, value)
     builder = _with_delta(builder, packages)
     if _java_is_needed():
