@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ ROWS = 300
 
 def run(
     name_server: str, folder: Path, ctx: RunContext, nth: int = 1, *, timed: bool = False,
-    options: Mapping[str, str] = MappingProxyType({}), **more: Any,
+    options: Mapping[str, str] = {}, **more: Any,
 ) -> None:  # fmt: skip
     """Run a task with `ROWS` rows, and fold its ledger rows."""
     parsed = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20, **options)
