@@ -122,7 +122,7 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     """The next write of the same name asks brokers; the following one is new with equal rows."""
     world = World(spark, cluster, tmp_path, next(lane for lane in LANES if lane.name == "write"))
 
-    def sent_and_died(results: Any, append: Any) -> None:
+    def sent_and_died(results: Any, *_: Any) -> None:
         results.collect()
         raise KeyError("the driver died")
 

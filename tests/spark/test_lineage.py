@@ -184,7 +184,7 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
     monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
     monkeypatch.setattr(foreach_batch, "running_plan", lambda df, query_id: None)
-    monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, is_repeated=False))
+    monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, bool))
     monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
     frame: Any = Frame(StructType([StructField("body", StringType())]))
     for run in runs:

@@ -122,7 +122,7 @@ def test_a_topic_list_that_cannot_be_read_fails_no_query(caplog: pytest.LogCaptu
         assert session_checks.name_server_error(options) is None
     (warning,) = caplog.messages
     assert warning.endswith(
-        "yet: no send creates it, because createTopic is empty, as it is by default with "
+        "the topic t: no send creates it, because createTopic is empty, as it is by default with "
         "ordering=strict; check its name"
     )
 
