@@ -24,6 +24,7 @@ from benchmarks.readme_tables import (
     LANES_MARK,
     PAGE,
     START_MARK,
+    lane_figures,
     with_figures,
 )
 from benchmarks.render import tables
@@ -111,6 +112,14 @@ def test_the_page_takes_figures_between_its_markers() -> None:
 def test_the_tables_of_the_page_are_those_of_the_stored_runs() -> None:
     text = PAGE.read_text()
     assert with_figures(text, [*map(read_results, FILES)]) == text
+
+
+def test_the_readme_has_the_stored_figures_of_the_lanes() -> None:
+    source, *others = [*lane_figures(read_results(FILES[0]))][:4]
+    for name, between in (("README.md", " and "), ("README.zh.md", "、")):
+        text = (PAGE.parents[1] / name).read_text()
+        assert f"{source.figures.per_s:,.0f}" in text
+        assert all(f"{lane.rate:.2f}{between}{lane.cpu:.2f}" in text for lane in others)
 
 
 def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
