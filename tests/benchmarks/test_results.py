@@ -18,12 +18,14 @@ from benchmarks.command import main
 from benchmarks.figures import Case, Figures
 from benchmarks.html import page
 from benchmarks.readme_tables import (
+    CHART,
     END_MARK,
     FILES,
     LANES_END,
     LANES_MARK,
     PAGE,
     START_MARK,
+    chart,
     lane_figures,
     with_figures,
 )
@@ -110,8 +112,9 @@ def test_the_page_takes_figures_between_its_markers() -> None:
 
 
 def test_the_tables_of_the_page_are_those_of_the_stored_runs() -> None:
-    text = PAGE.read_text()
-    assert with_figures(text, [*map(read_results, FILES)]) == text
+    text, runs = PAGE.read_text(), [*map(read_results, FILES)]
+    assert with_figures(text, runs) == text
+    assert CHART.read_text() == chart(runs[0])
 
 
 def test_the_readme_has_the_stored_figures_of_the_lanes() -> None:
