@@ -60,8 +60,8 @@ def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
     peers = []
 
     def handle(peer, request):
-        peer.send(encode_frame(response_to(request, 0)))
         peers.append(peer)
+        peer.send(encode_frame(response_to(request, 0)))
 
     client = NetworkClient(SinkOptions())
     address = serve(handle)
