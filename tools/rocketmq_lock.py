@@ -14,18 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from rocket_sink.cluster.jars import FLAT, ROOTS, Artifact, run_ivy, sha256_of
+from rocket_sink.cluster.jars import FLAT, MODULE, ROOTS, Artifact, run_ivy, sha256_of
 from rocket_sink.java import find_java
 
 _NESTED: Final = f"[organisation]/[module]/[revision]/{FLAT}"
-_MODULE: Final = """<ivy-module version="2.0">
-  <info organisation="rocket-sink" module="cluster"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-{dependencies}
-  </dependencies>
-</ivy-module>
-"""
 
 
 def graph_module(modules: Iterable[str]) -> str:
@@ -37,7 +29,7 @@ def graph_module(modules: Iterable[str]) -> str:
             f'    <dependency org="{group}" name="{name}" rev="{version}" '
             'conf="default-&gt;compile,runtime,master"/>'
         )
-    return _MODULE.format(dependencies="\n".join(lines))
+    return MODULE.format(dependencies="\n".join(lines))
 
 
 def artifacts_of(version: str, folder: Path) -> list[Artifact]:

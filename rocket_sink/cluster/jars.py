@@ -65,7 +65,7 @@ _SETTINGS = """<ivysettings>
   </resolvers>
 </ivysettings>
 """
-_MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
   <info organisation="rocket-sink" module="cluster"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>
@@ -73,6 +73,7 @@ _MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"
   </dependencies>
 </ivy-module>
 """
+"""The ivy.xml of the cluster's jars; `dependencies` are XML lines."""
 
 
 def run_ivy(
@@ -150,7 +151,7 @@ def locked_module(artifacts: Iterable[Artifact]) -> str:
             extra = f' m:classifier="{artifact.classifier}"' if artifact.classifier else ""
             lines.append(f'      <artifact name="{artifact.name}" type="jar" ext="jar"{extra}/>')
         lines.append("    </dependency>")
-    return _MODULE.format(dependencies="\n".join(lines))
+    return MODULE.format(dependencies="\n".join(lines))
 
 
 def _module(group: str, name: str, version: str) -> str:

@@ -109,7 +109,7 @@ def list_topics(with_system: bool, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     with Admin(resolved_options()) as admin:
         for name in admin.topics():
-            with contextlib.suppress(NoRouteError):  # It was deleted meanwhile.
+            with contextlib.suppress(NoRouteError):  # The topic was deleted meanwhile.
                 of_topic = route_rows(admin.topic_route(name))
                 if with_system or not _is_brokers_own(name, of_topic):
                     rows += ({"topic": name, **row} for row in of_topic)
@@ -119,14 +119,14 @@ def list_topics(with_system: bool, as_json: bool) -> None:
 def _chosen(admin: Admin, names: Collection[str], cluster: str | None) -> list[str]:
     """Return the brokers to create a topic on. Raise ConfigurationError if one is unknown or has no
     master, because the topic would be missing there."""
-    known = admin.cluster(cluster)
-    chosen = sorted(names or known)
-    absent = [name for name in chosen if 0 not in known.get(name, {})]
+    registered = admin.cluster(cluster)
+    chosen = sorted(names or registered)
+    absent = [name for name in chosen if 0 not in registered.get(name, {})]
     if absent or not chosen:
         where = f" in the cluster {cluster}" if cluster else ""
         raise ConfigurationError(
             f"the name servers know no master of {', '.join(absent) or 'any broker'}{where}: start "
-            f"it, or name others by --broker (known: {', '.join(sorted(known)) or 'none'})"
+            f"it, or name others by --broker (known: {', '.join(sorted(registered)) or 'none'})"
         )
     return chosen
 

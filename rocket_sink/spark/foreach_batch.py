@@ -297,8 +297,8 @@ class BatchWriter:
             query, again = self._begin_write(session, run)
         if self._options.ledger:
             try:
-                # Only half messages need a transaction, which decides on them: a table keeps all
-                # transactions for ever.
+                # A table keeps all transactions for ever. So make one for half messages only, whose
+                # commit it decides.
                 txn = "" if transactions is None else txn_app_id(query)
                 append = begin_append(session, place, txn)
                 sent = self._send(

@@ -72,7 +72,7 @@ def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
         peers[0].send(encode_frame(Frame(999, {}, flag=2)))
         peers[0].drop()
 
-    peers[0].port.loop.call(end)  # This returns when the connection is closed.
+    peers[0].port.loop.call(end)  # The call returns when the connection is closed.
     assert client.channel(address, client.clock() + 1) is not channel
     client.close()
 

@@ -258,7 +258,7 @@ def test_times_without_a_zone_are_sorted_as_they_are_written(hours: str, new_yor
 
 def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) -> None:
     """Spark returns such moments with `fold` set."""
-    year_1_s = calendar.timegm((1, 1, 1, 0, 0, 0))  # No datetime holds this time in New York.
+    year_1_s = calendar.timegm((1, 1, 1, 0, 0, 0))  # A datetime in New York cannot hold this time.
     begin_s = calendar.timegm((2024, 11, 3, 4, 30, 0))
     seconds = [year_1_s, year_1_s + 60, *range(begin_s, begin_s + 10_800, 1200)]
     moments = [time_of(second * 1_000_000) for second in seconds]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,23 +18,7 @@ from rocket_sink.spark.reading.batch import MessageReader, QueueRange
 from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
-
-TOPIC = "t"
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 2)
-        yield fake
-
-
-def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> None:
-    for number in range(count):
-        cluster.brokers[broker].store.append(
-            StoredMessage(TOPIC, f"{broker}{queue}{number}".encode(), queue_id=queue,
-                          store_ms=1000 + 10 * number)
-        )  # fmt: skip
+from tests.spark.two_brokers import TOPIC, fill, two_brokers  # noqa: F401 (the fixture)
 
 
 def plan(cluster: FakeCluster, **options: Any) -> tuple[MessageReader, list[QueueRange]]:

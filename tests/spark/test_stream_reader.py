@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +28,9 @@ from rocket_sink.spark.reading.stream import TopicStream
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.stored import StoredMessage
+from tests.spark.two_brokers import TOPIC, fill, two_brokers  # noqa: F401 (the fixture)
 
-TOPIC = "t"
 QUEUES = ("broker-a:0", "broker-a:1", "broker-b:0", "broker-b:1")
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 2)
-        yield fake
-
-
-def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> None:
-    for number in range(count):
-        body = f"{broker}{queue}{number}".encode()
-        cluster.brokers[broker].store.append(
-            StoredMessage(TOPIC, body, queue_id=queue, store_ms=1000 + 10 * number)
-        )
 
 
 def reader(cluster: FakeCluster, **options: Any) -> TopicStream:
