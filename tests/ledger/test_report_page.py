@@ -31,6 +31,11 @@ from .values import accounts, attempt, context, letter
 
 CHARTS = {"rows", "bytes", "heat", "shares", "spent", "errors", "retries", "letters", "held",
           "queues"}  # fmt: skip
+DRAWN = (
+    "return [...document.querySelectorAll('figure')].filter((f) => "
+    "f.querySelector('svg .role-mark path')).map((f) => f.id)"
+)
+"""A script that returns the names of the charts that are drawn."""
 HOSTILE = (
     '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
     "$(touch run)`touch run`' OR \\'1=1"
@@ -151,17 +156,25 @@ def test_one_look_names_the_killed_broker(shown: Page, made: tuple[Report, Path]
         in first
     )
     assert "300 rows of 6 keys wait for it" in first and "rocket-sink backfill --ledger" in first
-    drawn = shown.run(
-        "return [...document.querySelectorAll('figure')].filter((f) => "
-        "f.querySelector('svg .role-mark path')).map((f) => f.id)"
-    )
-    assert set(drawn) == CHARTS
+    assert set(shown.run(DRAWN)) == CHARTS
     assert shown.complaints() == []
     assert shown.requested() <= {"file", "data"}
     # In the heat map broker-b's rows end in the middle, at its isolations.
     heat = shown.table("#heat-data")
     last = max(row["from"] for row in heat if row["broker"] == "broker-b")
     assert last < "2026-03-01 22:15:00" < max(row["from"] for row in heat)
+
+
+def test_a_notebook_shows_the_page_in_a_frame(
+    browser: Page, made: tuple[Report, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<meta charset=utf-8><body>{made[0]._repr_html_()}", encoding="utf-8")
+    browser.driver.get(file.as_uri())
+    browser.driver.switch_to.frame(0)
+    browser.wait("return Number(document.documentElement.dataset.drawn || 0) >= 1")
+    assert set(browser.run(DRAWN)) == CHARTS
+    browser.driver.switch_to.default_content()
 
 
 def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None:

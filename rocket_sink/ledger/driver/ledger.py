@@ -232,9 +232,9 @@ class Ledger:
         """Return what `rocket-sink report` shows, as a value: the verdict and the figures.
 
         First fold, as the command does. If another process folds at that time, or this one cannot
-        (a warning says why), `unfolded_epochs` says how many epochs are missing. Notebooks show the
-        report as tables, and `print(report)` shows text. `ledger.report.to_html(report)` makes a
-        page, with charts if `charts` is true.
+        (a warning says why), `unfolded_epochs` says how many epochs are missing. A notebook shows
+        the report as tables, or with `charts` as a page with charts. `print(report)` shows text,
+        and `ledger.report.to_html(report)` returns the page.
 
         Args:
             query: a streaming query's id, or its beginning.

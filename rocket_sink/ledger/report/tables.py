@@ -1,4 +1,5 @@
-"""A report as tables in terminals (by rich) and notebooks, or as a page, with its verdict first."""
+"""A report as tables in terminals (by rich), or as a page in a file or in a notebook. Its verdict
+comes first."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.ledger.report.page import finding_html, page_html, short_query, table_html
-from rocket_sink.ledger.report.plots import Plots
-from rocket_sink.ledger.report.values import Column, Finding, Table, plain
+from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.tables import table as grid
 from rocket_sink.text import counted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report(Plots):
+class Report(Figures):
     """A report: its figures, and how they are shown."""
 
     @property
@@ -49,6 +49,11 @@ class Report(Plots):
         yield Text(f"ledger {self.ledger}{more}", style="dim")
 
     def _repr_html_(self) -> str:
+        """Return the page with charts in a frame, which keeps its styles and scripts from the
+        notebook, or without charts the findings and the tables."""
+        if self.series is not None:
+            frame = 'sandbox="allow-scripts" style="width: 100%; height: 640px; border: 0"'
+            return f'<iframe {frame} srcdoc="{html.escape(to_html(self))}"></iframe>'
         findings = "".join(map(finding_html, self.as_dict()["verdict"]))
         grids = "".join(map(table_html, tables(self)))
         return f"<div><ul>{findings}</ul>{grids}<p>ledger {html.escape(self.ledger)}</p></div>"
