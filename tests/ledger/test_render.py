@@ -68,8 +68,7 @@ def test_text_of_the_network_is_no_markup():
 def test_commands_on_the_page_have_the_name_servers_of_the_environment(monkeypatch):
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
     text = to_html(FULL)
-    assert "`rocket-sink check -n 10.0.0.1:9876 -t TOPIC`" in text
-    assert "`rocket-sink routes -n 10.0.0.1:9876 -t TOPIC`" in text
+    assert "`rocket-sink topic create TOPIC -n 10.0.0.1:9876`" in text
     assert "HOST:9876" not in text
 
 

@@ -4,20 +4,28 @@ injected by the scripted cluster."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import errno
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from rocket_sink import errors
+from rocket_sink import cli, errors
 from rocket_sink.errors import RocketSinkError, SendError
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, in_order
 from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.report.causes import CAUSES
+from rocket_sink.net import transport
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
@@ -25,19 +33,64 @@ from rocket_sink.routing.retry import ERROR_OF_CODE
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster, IncompleteAnswer
+from rocket_sink.wire.codes import PermName
+from tests.net.test_transport import IP, Authority
+from tests.tls_relay import TlsFront, TlsRelay
 
 from .night import store
 from .values import confirmed, context
 
-Break = Callable[[FakeCluster], None]
+Break = Callable[[FakeCluster, ExitStack], Mapping[str, Any] | None]
+"""A function that breaks a cluster until the stack closes, and returns options of the sink."""
 
 
 def answers(code: int, remark: str = "the broker's own words") -> Break:
-    return lambda cluster: cluster.brokers[0].on_send(Answer(code, remark), times=None)
+    return behaves(Answer(code, remark))
 
 
-def behaves(behaviour: CloseConnection | Drop | IncompleteAnswer) -> Break:
-    return lambda cluster: cluster.brokers[0].on_send(behaviour, times=None)
+def behaves(behaviour: Answer | CloseConnection | Drop | IncompleteAnswer) -> Break:
+    return lambda cluster, _: cluster.brokers[0].on_send(behaviour, times=None)
+
+
+def closes_to_tls(cluster: FakeCluster, until: ExitStack) -> Mapping[str, Any]:
+    """Let the name server speak TLS; the broker ends a handshake without an answer."""
+    folder = Path(until.enter_context(TemporaryDirectory()))
+    relay = TlsRelay(cluster.name_server, Authority(folder, "good-ca").server("ns", IP))
+    until.callback(relay.close)
+    return {"nameServer": relay.address, "tlsMode": "insecure"}
+
+
+def has_the_certificate_of_a_stranger(cluster: FakeCluster, until: ExitStack) -> Mapping[str, Any]:
+    folder = Path(until.enter_context(TemporaryDirectory()))
+    trusted, stranger = Authority(folder, "good-ca"), Authority(folder, "bad-ca")
+    relays = TlsFront(
+        cluster, lambda name: (trusted if name == "name server" else stranger).server(name, IP)
+    )
+    until.callback(relays.close)
+    return {
+        "nameServer": relays.name_server, "tlsMode": "verify-full", "tlsCa": str(trusted.file),
+    }  # fmt: skip
+
+
+def leaves_no_descriptor(_: FakeCluster, until: ExitStack) -> None:
+    """Let the worker have a connection to the name server, and none to the broker."""
+    sockets = chain([socket.socket()], repeat(OSError(errno.EMFILE, "Too many open files")))
+    until.enter_context(mock.patch.object(transport, "_new_socket", side_effect=sockets))
+
+
+def takes_no_bytes(cluster: FakeCluster, until: ExitStack) -> None:
+    write, address = transport.Transport.write, cluster.brokers[0].address
+
+    def written(self: transport.Transport, buffers: Any) -> int:
+        return 0 if self.address == address else write(self, buffers)
+
+    until.enter_context(mock.patch.object(transport.Transport, "write", written))
+
+
+def answers_while_the_task_ends(cluster: FakeCluster, _: ExitStack) -> None:
+    """Leave two requests without an answer, and refuse a third for good."""
+    cluster.brokers[0].on_send(Drop(stores=False), times=2)
+    cluster.brokers[0].on_send(Answer(1, f"AclException: {SIGNATURE}"), times=None)
 
 
 SIGNATURE = "check signature failed"
@@ -53,20 +106,21 @@ CASES: dict[str, tuple[Break, str, str]] = {
         answers(16, "the topic[t] sending message is forbidden"),
         ("the topic t is closed on broker-a to this account (NO_PERMISSION: the topic[t] sending "
          "message is forbidden)"),
-        "allow the account to write there",
+        ("open the topic: `rocket-sink topic create t -n HOST:9876 --permission 'read and write'`, "
+         "or give the account its rights (docs/deploy/acl.md), then `rocket-sink backfill "),
     ),
     "NO_ROUTE": (
-        lambda cluster: cluster.create_topic("t", perm=4),
+        lambda cluster, _: cluster.create_topic("t", perm=4),
         "the topic t has no queue that may be written to (NO_ROUTE: ",
-        ("create the topic, open it (mqadmin updateTopicPerm), or start its brokers, then start "
-         "the query again"),
+        "start the topic's brokers, or create or open it: `rocket-sink topic create t -n HOST:9876",
     ),
     "NAME_SERVER_UNAVAILABLE": (
-        FakeCluster.stop_name_server, "no name server answers (NAME_SERVER_UNAVAILABLE: ",
+        lambda cluster, _: cluster.stop_name_server(),
+        "no name server answers (NAME_SERVER_UNAVAILABLE: ",
         "start a name server, or mend the option nameServer, then start the query again",
     ),
     "CONNECT": (
-        lambda cluster: cluster.brokers[0].kill(), "broker-a ", "start broker-a",
+        lambda cluster, _: cluster.brokers[0].kill(), "broker-a ", "start broker-a",
     ),
     "BROKER_BUSY": (answers(2), "broker-a is too busy (BROKER_BUSY: ", "look at the disk"),
     "REQUEST_CODE_NOT_SUPPORTED": (
@@ -77,13 +131,13 @@ CASES: dict[str, tuple[Break, str, str]] = {
     ),
     "BATCH_TOO_LARGE": (
         answers(1, "message body size exceeded"),
-        "broker-a refuses messages of the topic t as too large", "raise maxMessageSize",
+        "broker-a refuses messages of the topic t as too large", "set requestMaxBytes",
     ),
     "SERVICE_NOT_AVAILABLE": (
         answers(14, "disk full"),
         "broker-a takes no messages (SERVICE_NOT_AVAILABLE: disk full)", "look at the disk",
     ),
-    "TOPIC_NOT_FOUND": (answers(17), "broker-a does not have the topic t", "create the topic"),
+    "TOPIC_NOT_FOUND": (answers(17), "broker-a does not have the topic t", "put the topic on"),
     "INVALID_QUEUE": (answers(29), "broker-a ", "give the topic its queues back"),
     "QUEUE_MOVED": (answers(501), "a queue of the topic t is on another broker", "run the query"),
     "GO_AWAY": (answers(1500), "broker-a shuts down (GO_AWAY: ", "start broker-a"),
@@ -101,22 +155,41 @@ CASES: dict[str, tuple[Break, str, str]] = {
         behaves(IncompleteAnswer()), "broker-a answers with bytes", "look at what",
     ),
     "ACKED_DEGRADED": (answers(10), "broker-a stores messages less durably", "look at the disk"),
+    "TLS": (
+        closes_to_tls, "the TLS handshake with broker-a fails (TLS: ", "look at the option tlsMode",
+    ),
+    "TLS_REFUSED": (
+        has_the_certificate_of_a_stranger,
+        "broker-a and this client do not accept each other's certificate or protocol",
+        "look at the options tlsMode, tlsCa",
+    ),
+    "UNKNOWN_HOST": (
+        lambda *_: {"addressMap": "broker-a:*=broker-a.invalid:10911"},
+        "broker-a has stored nothing since ", "mend the DNS, or brokerIP1 of broker-a",
+    ),
+    "LOCAL_RESOURCES": (
+        leaves_no_descriptor, "the workers have no descriptor or memory", "raise ulimit -n",
+    ),
+    "UNWRITTEN": (takes_no_bytes, "broker-a ", "start broker-a"),
+    "UNKNOWN": (
+        answers_while_the_task_ends, "tasks ended before broker-a answered (UNKNOWN: ",
+        "look in the tasks' logs",
+    ),
     "BROKER_TOO_OLD": (
-        lambda cluster: setattr(cluster.brokers[0], "version", 401),
+        lambda cluster, _: setattr(cluster.brokers[0], "version", 401),
         "broker-a is too old for the delays of the topic t", "upgrade broker-a to 5.0 or later",
     ),
 }  # fmt: skip
-COLUMNS = {"BROKER_TOO_OLD": {"delay_ms": [1000]}}
-OTHERS = {
-    "LOCAL_RESOURCES", "NOT_SENT", "REJECTED", "TLS", "TLS_REFUSED", "UNKNOWN", "UNKNOWN_HOST",
-    "UNWRITTEN", "WINDOW_FULL",
+COLUMNS: dict[str, dict[str, list[Any]]] = {
+    "BROKER_TOO_OLD": {"delay_ms": [1000]},
+    "UNKNOWN": {"body": ["a"] * 3, "broker_name": ["broker-a"] * 3, "queue_id": [0, 1, 2]},
+}
+NOT_OF_TASKS = {
+    "DEGRADED", "NOT_SENT", "PRODUCER_CLOSED", "REJECTED", "REPLY_NOT_TAKEN", "REQUESTER_GONE",
+    "SEND", "WINDOW_FULL",
 }  # fmt: skip
-"""Codes with a remedy that no scripted broker gives: NOT_SENT, REJECTED and UNKNOWN are bases whose
-subclasses brokers give; both TLS codes and UNKNOWN_HOST need certificates or a DNS server, and fail
-at the name server first; LOCAL_RESOURCES, UNWRITTEN and WINDOW_FULL need a worker without
-descriptors, a full socket, or a full window. Tests of net and producer raise those."""
-NOT_OF_TASKS = {"SEND", "PRODUCER_CLOSED", "REQUESTER_GONE", "REPLY_NOT_TAKEN", "DEGRADED"}
-"""Codes that a task's sends never have: bases, replies, and codes whose rows have an outcome."""
+"""Codes that no send of a task ever has: bases (NOT_SENT, REJECTED, SEND), replies, codes of a
+`Producer` (PRODUCER_CLOSED, WINDOW_FULL), and DEGRADED, whose rows have an outcome."""
 
 
 def test_each_error_class_has_a_remedy_and_a_case() -> None:
@@ -127,7 +200,7 @@ def test_each_error_class_has_a_remedy_and_a_case() -> None:
 
     codes = {each.code for each in classes(SendError) if each.__module__ == errors.__name__}
     assert codes - NOT_OF_TASKS == set(CAUSES) - {"ACKED_DEGRADED"}
-    assert set(CASES) | OTHERS == set(CAUSES)
+    assert set(CASES) == set(CAUSES)
     assert {each.code for each in ERROR_OF_CODE.values()} <= set(CASES)
 
 
@@ -138,12 +211,16 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-def run(cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1, **columns: Any) -> None:
+def run(
+    cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1,
+    more: Mapping[str, Any] | None = None, **columns: Any,
+) -> None:  # fmt: skip
     """Run a task with one row, and fold its ledger rows also if the task fails."""
-    options = SinkOptions.parse(
-        nameServer=cluster.name_server, topic="t", sendMsgTimeout=400, connectTimeoutMs=200,
-        retryTimesWhenSendFailed=1, deliveryTimeoutMs=400, onDegraded="fail",
-    )  # fmt: skip
+    options = SinkOptions.parse({
+        "nameServer": cluster.name_server, "topic": "t", "sendMsgTimeout": 400,
+        "connectTimeoutMs": 200, "retryTimesWhenSendFailed": 1, "deliveryTimeoutMs": 400,
+        "onDegraded": "fail", **(more or {}),
+    })  # fmt: skip
     rows: list[pa.RecordBatch] = []
     batch = pa.RecordBatch.from_pydict({"body": ["a"], **columns})
     pool = ProducerPool(make=lambda own: SendEngine(own, shared=None))
@@ -151,7 +228,7 @@ def run(cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1, **col
     with contextlib.closing(pool), contextlib.suppress(RocketSinkError), runner:
         runner.feed(batch, resolve_columns(batch.schema, options))
         runner.finish()
-        rows.append(confirmed(ctx, 1, rows_in=1))
+        rows.append(confirmed(ctx, 1, rows_in=batch.num_rows))
     store(folder, in_order(rows, nth << 32))
 
 
@@ -166,8 +243,9 @@ def test_the_first_line_is_the_cause_and_its_remedy(
     code: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     break_, says, remedy = CASES[code]
-    break_(cluster)
-    run(cluster, tmp_path / "ledger", context(), **COLUMNS.get(code, {}))
+    with ExitStack() as until:
+        more = break_(cluster, until)
+        run(cluster, tmp_path / "ledger", context(), more=more, **COLUMNS.get(code, {}))
     first = report(tmp_path / "ledger").verdict[0]
     assert first.name in ("sends_fail", "broker_unreachable", "broker_left_route")
     assert first.text.startswith(says)
@@ -180,7 +258,7 @@ def test_a_cause_that_was_mended_is_no_cause(
     code: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     """The query starts again after the repair and runs the epoch that had failed."""
-    CASES[code][0](cluster)
+    CASES[code][0](cluster, ExitStack())
     ctx = context()
     run(cluster, tmp_path / "ledger", ctx)
     names = [finding.name for finding in report(tmp_path / "ledger").verdict]
@@ -192,3 +270,21 @@ def test_a_cause_that_was_mended_is_no_cause(
     well, *notes = report(tmp_path / "ledger").verdict
     assert well.name == "all_is_well"
     assert "0 rows" not in " ".join(note.text for note in notes)
+
+
+@pytest.mark.parametrize("code", ["NO_PERMISSION", "NO_ROUTE", "TOPIC_NOT_FOUND"])
+def test_the_command_of_a_remedy_mends_the_topic(
+    code: str, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", cluster.name_server)
+    CASES[code][0](cluster, ExitStack())
+    run(cluster, tmp_path / "ledger", context())
+    command = shlex.split(report(tmp_path / "ledger").verdict[0].next.split("`")[1])
+    cluster.brokers[0].behave()
+    if code == "TOPIC_NOT_FOUND":
+        cluster.delete_topic("t")
+    else:
+        cluster.create_topic("t", 8, perm=PermName.READ)
+    assert command[0] == "rocket-sink" and cli.main(command[1:]) == 0
+    (queues,) = cluster.route("t").queues
+    assert queues.writable and queues.write == (4 if code == "TOPIC_NOT_FOUND" else 8)

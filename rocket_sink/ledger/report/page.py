@@ -20,9 +20,9 @@ from string import Template
 from typing import Any, Final
 
 from rocket_sink import __version__
+from rocket_sink.ledger.report.causes import CAUSES, name_servers, remedy_of
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import Column, Table
-from rocket_sink.ledger.report.verdict import name_servers
 from rocket_sink.ledger.tune.suggest import FEWEST, NOTHING_TO_GAIN, Comparison, Tuning
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, counted, json_text
@@ -44,34 +44,8 @@ _CHARTS: Final = (
      ""),
     ("queues", "Skew", "Messages stored by queue.", "wide"),
 )  # fmt: skip
-_CHECK: Final = "`rocket-sink check -n {servers} -t TOPIC` tells what is wrong on the way"
-_ROUTES: Final = "`rocket-sink routes -n {servers} -t TOPIC`"
-_ADVICE: Final = {
-    "CONNECT": f"start the broker, or open the way to it; {_CHECK}",
-    "CONNECTION_LOST": "look at the broker's log: it was stopped, killed, or a proxy cut the way",
-    "UNKNOWN": "the task or the producer ended before the answer: look why it did",
-    "UNKNOWN_HOST": "mend the DNS entry, or brokerIP1 of the broker",
-    "TLS": "compare the certificates of both sides (tlsCa, tlsCert)",
-    "TLS_REFUSED": "the broker expects TLS, or does not: set tlsMode as the broker has it",
-    "NAME_SERVER_UNAVAILABLE": f"start a name server; {_CHECK}",
-    "NO_ROUTE": f"create the topic, or start the broker that has it: {_ROUTES}",
-    "QUEUE_MOVED": "set sendMsgTimeout longer than a remapping of the static topic takes",
-    "INVALID_QUEUE": f"start the queue's broker: {_ROUTES} shows who is there",
-    "REQUEST_TIMEOUT": "look at the broker's disk and page cache; then raise sendMsgTimeout",
-    "UNWRITTEN": "the broker took no bytes: look at its CPU and network",
-    "BROKER_BUSY": "the broker's send queue is full: fewer rows at once (maxMessagesPerSecond)",
-    "SERVICE_NOT_AVAILABLE": "the broker is starting, stopping, or its disk is full",
-    "GO_AWAY": "nothing: the broker was being restarted in good order",
-    "TOPIC_NOT_FOUND": "create the topic on the broker: autoCreateTopicEnable is off",
-    "MESSAGE_ILLEGAL": "compare maxMessageSize here and on the broker; look at the dead letters",
-    "BATCH_TOO_LARGE": "set requestMaxBytes to the broker's maxMessageSize, or raise that",
-    "NO_PERMISSION": "the topic is not writable there: its perm has no W",
-    "AUTH_FAILED": "compare accessKey and secretKey with the broker's ACL",
-    "BROKER_TOO_OLD": "timed messages need a broker from 5.0 on",
-    "ACKED_DEGRADED": "look at the disk flush and the replicas of the broker",
-    "": "look at the example and at the broker's log of that time",
-}
-"""{error code: the next step, which the page shows beside the error}; "" stands for other codes."""
+_UNKNOWN: Final = "look at the example and at the broker's log of that time"
+"""The next step beside an error whose code has no remedy."""
 
 
 def page_html(
@@ -92,7 +66,7 @@ def page_html(
         "report": figures, "series": None if series is None else _plain_series(series),
         "columns": {name: list(names) for name, names in COLUMNS.items()},
         "coded": sorted(_TEXTS), "quoted": shlex.quote(figures["ledger"]),
-        "advice": {code: text.format(servers=servers) for code, text in _ADVICE.items()},
+        "advice": {code: remedy_of(code) for code in CAUSES} | {"": _UNKNOWN},
     }  # fmt: skip
     where = [f"ledger {figures['ledger']}"]
     where += [f"query {scope['query_id']}"] if scope["query_id"] else []

@@ -12,10 +12,9 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from rocket_sink.ledger.report.causes import CAUSES
+from rocket_sink.ledger.report.causes import CAUSES, name_servers, remedy_of
 from rocket_sink.ledger.report.values import BrokerFigures, Cause, Figures, Finding
 from rocket_sink.ledger.sql import Scope
-from rocket_sink.options import environ_name_servers
 from rocket_sink.text import clean, counted
 
 LINES: Final = 3
@@ -60,12 +59,6 @@ def verdict(facts: Figures) -> list[Finding]:
 def backfill_command(ledger: str) -> str:
     """Return the command that sends the ledger's dead letters."""
     return f"rocket-sink backfill --ledger {shlex.quote(clean(ledger))} -n {name_servers()}"
-
-
-def name_servers() -> str:
-    """Return the name servers for commands: NAMESRV_ADDR, or a placeholder if that is not set. The
-    ledger does not record name servers."""
-    return shlex.quote(clean(environ_name_servers() or "HOST:9876"))
 
 
 def _commands(ledger: str) -> dict[str, str]:
@@ -147,20 +140,19 @@ def _causes(facts: Figures) -> Iterator[Case]:
         if is_felt and cause.error_code in CAUSES and not is_away:
             by_code.setdefault(cause.error_code, []).append(cause)
     for code, causes in by_code.items():
-        first, (says, remedy) = causes[0], CAUSES[code]
+        first = causes[0]
         brokers = list(dict.fromkeys(cause.broker for cause in causes if cause.broker))
         more = f" and {counted(len(brokers) - 1, 'other broker')}" if len(brokers) > 1 else ""
-        names = {
-            "broker": _name(brokers[0]) + more if brokers else "the broker",
-            "topic": f"the topic {_name(first.topic)}" if first.topic else "the topic",
-        }
+        broker = _name(brokers[0]) + more if brokers else "the broker"
+        topic = f"the topic {_name(first.topic)}" if first.topic else "the topic"
         then = ", then start the query again" if totals.unfinished else ""
         if code in pending:
             then += f", then `{backfill_command(facts.ledger)}`"
         remark = f": {clean(first.remark, max_chars=_REMARK)}" if first.remark else ""
         yield {
-            "says": says.format_map(names), "code": f"{code}{remark}",
-            "since": moment(first.last_at), "remedy": remedy.format_map(names) + then,
+            "says": CAUSES[code].says.format(broker=broker, topic=topic),
+            "code": f"{code}{remark}", "since": moment(first.last_at),
+            "remedy": remedy_of(code, broker=broker, topic=first.topic) + then,
         }  # fmt: skip
 
 
@@ -174,6 +166,7 @@ def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
         yield {
             "broker": _name(absence.broker), "since": moment(absence.since),
             "last": moment(absence.last_failed_at), "cause": _name(absence.cause),
+            "remedy": remedy_of(absence.cause, broker=_name(absence.broker)),
             "held": f"; {waiting} for it" if waits else "",
             "then": f", then `{backfill_command(facts.ledger)}`" if waits else "",
         }  # fmt: skip
@@ -301,7 +294,7 @@ RULES: Final = (
     Rule("broker_unreachable", "problem", partial(_away, left_route=False),
          "{broker} has stored nothing since {since} ({cause}); the last attempt failed at "
          "{last}{held}",
-         "start {broker} if it is not back, or mend the way to it{then}"),
+         "{remedy}{then}"),
     Rule("rows_missing", "problem", _nonzero("rows", lambda f: f.totals.missing_rows, "row"),
          "no accounts have {rows} that Spark handed to tasks: the workers wrote to another folder "
          "than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
