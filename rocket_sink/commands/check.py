@@ -16,7 +16,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
-from rocket_sink.commands.common.sink_input import resolved_options, sink_options
+from rocket_sink.commands.common.sink_input import group_option, resolved_options, sink_options
 from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
 from rocket_sink.java import find_java
 from rocket_sink.ledger.path import resolve_path
@@ -64,18 +64,23 @@ class Finding:
     cls=Command,
     example="""
     rocket-sink check -n '10.0.0.1:9876;10.0.0.2:9876' -t flights
-    rocket-sink check --conf rocket-sink.conf --json""",
+    rocket-sink check --conf rocket-sink.conf --json
+    rocket-sink check -n 127.0.0.1:9876 --ledger ledger/ --group billing""",
 )
 @sink_options("nameServer", "topic", "ledger")
+@group_option
 @json_option
-def check(as_json: bool) -> int:
+def check(group: str, as_json: bool) -> int:
     """Check whether name servers, brokers and topic are ready.
 
     Nothing is sent. Exits 0 only if no check failed. Name servers forget a dead broker after two
     minutes: give --ledger, which knows the brokers of its sends.
     """
     options = resolved_options()
+    if group and not options.ledger:
+        raise click.UsageError("--group compares with a ledger: give --ledger PATH")
     findings = list(look(options))
+    findings += _consumed(options, group) if group else ()
     failed = sum(finding.state == "fail" for finding in findings)
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
@@ -116,6 +121,25 @@ def look(options: SinkOptions) -> Iterator[Finding]:
         yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
     if options.ledger:
         yield _tried("ledger", _ledger, options.ledger)
+
+
+def _consumed(options: SinkOptions, group: str) -> Iterator[Finding]:
+    """Report up to where a consumer group has consumed the ledger's messages."""
+    from rocket_sink.ledger.query.consumption import consumption
+    from rocket_sink.ledger.query.duckdb_reader import open_quick
+    from rocket_sink.ledger.sql import Scope, Scoped
+
+    try:
+        ledger = open_quick(options.ledger)
+        if ledger is None:
+            raise RocketSinkError(
+                "only Spark can read the ledger: use `rocket-sink report --group`"
+            )
+        for query in consumption(Scoped(ledger.query, Scope()), group, options).queries:
+            state = "note" if query.waiting else "ok"
+            yield Finding(f"group {group}", state, query.says(group))
+    except RocketSinkError as error:
+        yield Finding(f"group {group}", "fail", str(error))
 
 
 def _proxy(options: SinkOptions) -> str | None:

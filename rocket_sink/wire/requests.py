@@ -215,6 +215,15 @@ def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
     )
 
 
+def query_consumer_offset(queue: MessageQueue, group: str) -> Frame:
+    """Ask for the offset from which a consumer group goes on (QueryConsumerOffsetRequestHeader).
+    Brokers of 5.x then answer QUERY_NOT_FOUND for a group without a position, instead of 0."""
+    return request(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        {**_of(queue), "consumerGroup": group, "setZeroIfNotFound": False},
+    )
+
+
 def update_consumer_offset(queue: MessageQueue, group: str, offset: int) -> Frame:
     """Set the offset from which a consumer group goes on (UpdateConsumerOffsetRequestHeader)."""
     return request(

@@ -133,6 +133,12 @@ _SHARED: Final = (
 )  # fmt: skip
 
 
+group_option: Final = click.option(
+    "--group", "-g", default="", metavar="NAME", show_default=False,
+    help="Compare the ledger's offsets with the positions of this consumer group.",
+)  # fmt: skip
+
+
 def _given(context: click.Context, source: str) -> dict[str, str]:
     values: dict[str, str] = context.meta.setdefault(f"rocket_sink.{source}", {})
     return values

@@ -37,6 +37,7 @@ from rocket_sink.ledger.transport.files import (
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
 from rocket_sink.tables import html_table
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ class Ledger:
 
     def report(
         self, spark: SparkSession, *, query: str | None = None, since: dt.datetime | None = None,
-        until: dt.datetime | None = None, epochs: int = 20, charts: bool = False,
+        until: dt.datetime | None = None, epochs: int = 20, charts: bool = False, group: str = "",
+        options: SinkOptions | None = None,
     ) -> Report:  # fmt: skip
         """Return what `rocket-sink report` shows, as a value: the verdict and the figures.
 
@@ -240,6 +242,8 @@ class Ledger:
             query: a streaming query's id, or its beginning.
             since, until: the time of the rows; a naive time is in UTC.
             epochs: the largest number of epochs to list.
+            group: compare the offsets of the messages with the positions of this consumer group.
+            options: name servers and credentials for the group; without them those of NAMESRV_ADDR.
 
         Raises:
             LedgerError: also if no query, or several queries, have an id that begins with `query`.
@@ -260,7 +264,8 @@ class Ledger:
             read, self.path, Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs,
             unfolded_epochs=0 if is_folded else self.unfolded_epochs(),
             unfolded_letters=0 if is_folded else letters_in(spooled_rows(self._place.spools)),
-            quarantined_files=len(self.quarantined()), series=charts,
+            quarantined_files=len(self.quarantined()), series=charts, group=group,
+            options=options,
         )  # fmt: skip
 
     def optimize(self, spark: SparkSession) -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rocket_sink.ledger.query.consumption import consumption
 from rocket_sink.ledger.report.series import read_series
 from rocket_sink.ledger.report.tables import Report
 from rocket_sink.ledger.report.values import (
@@ -41,6 +42,7 @@ from rocket_sink.ledger.sql import (
     with_full_id,
 )
 from rocket_sink.ledger.tune.suggest import FEWEST, tune
+from rocket_sink.options import SinkOptions
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
 """SQL condition of a failed send of a `TableProducer`: its only attempt does not count."""
@@ -52,7 +54,8 @@ _CAUSES: Final = 1000
 
 def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, unfolded_epochs: int = 0,
-    unfolded_letters: int = 0, quarantined_files: int = 0, series: bool = False,
+    unfolded_letters: int = 0, quarantined_files: int = 0, series: bool = False, group: str = "",
+    options: SinkOptions | None = None,
 ) -> Report:  # fmt: skip
     """Make a report with any reader of the views. Raise LedgerError if no query, or several
     queries, have an id that begins with the scope's `query_id`.
@@ -60,6 +63,8 @@ def figures(
     Args:
         epochs: the largest number of epochs to list.
         series: include the figures of the page: charts, and sends under other settings.
+        group: compare the offsets of the messages with the positions of this consumer group.
+        options: name servers and credentials for the group; without them those of NAMESRV_ADDR.
     """
     scope = with_full_id(scope, query, path)
     read = Scoped(query, scope)
@@ -78,6 +83,7 @@ def figures(
         isolated=_isolation_sums(read), last_at=last["at"],
         series=read_series(read) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
+        consumption=consumption(read, group, options) if group else None,
     )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ import html
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from rocket_sink.ledger.query.consumption import Consumption
 from rocket_sink.ledger.report.page import finding_html, page_html, short_query, table_html
 from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.tables import table as grid
-from rocket_sink.text import counted
+from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -103,6 +104,13 @@ _EPOCHS: Final = (
     Column("confirmed", "confirmed", "f", is_wide=True),
 )  # fmt: skip
 
+_QUEUES: Final = (
+    Column("topic", "topic"), Column("broker", "broker"), Column("queue", "queue_id", "n"),
+    Column("messages", "messages", "n", is_wide=True), Column("end", "end_offset", "n"),
+    Column("position", "position", "n"), Column("waiting", "waiting", "n"),
+    Column("deleted unread", "deleted", "n", is_wide=True), Column("oldest waiting", "oldest", "t"),
+)  # fmt: skip
+
 
 def tables(report: Report) -> list[Table]:
     """Return the tables of a report; the first one has its accounts."""
@@ -117,7 +125,16 @@ def tables(report: Report) -> list[Table]:
               "No dead letters."),
         Table("errors", "Failed attempts", _ERRORS, report.errors, "No attempt failed."),
         Table("epochs", epochs, _EPOCHS, report.epochs, "No epochs."),
+        *([] if report.consumption is None else _consumption(report.consumption)),
     ]  # fmt: skip
+
+
+def _consumption(figures: Consumption) -> list[Table]:
+    title = f"Messages by queue and position of the group {clean(figures.group, max_chars=80)}"
+    more = figures.without_offset
+    if more:
+        title += f" (without {counted(more, 'message')} whose offset the ledger does not know)"
+    return [Table("consumption", title, _QUEUES, figures.queues, f"{title}: none.")]
 
 
 def _last(title: str, count: int, total: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rocket_sink.ledger.query.consumption import Consumption
 from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.suggest import Tuning
@@ -264,6 +265,8 @@ class Figures:
     """The figures of the page's charts, on request."""
     tuning: Tuning | None = None
     """The sends under other settings, on request."""
+    consumption: Consumption | None = None
+    """What a consumer group has consumed, on request."""
 
     @property
     def in_flight(self) -> int:

@@ -286,6 +286,24 @@ def _successors(facts: Figures) -> Iterator[Case]:
         }  # fmt: skip
 
 
+def _consumed(facts: Figures, *, waiting: bool) -> Iterator[Case]:
+    if facts.consumption is not None:
+        for query in facts.consumption.queries:
+            if bool(query.waiting) is waiting:
+                yield {"text": query.says(facts.consumption.group)}
+
+
+def _deleted(facts: Figures) -> Iterator[Case]:
+    """Yield the queries with messages that retention has removed before the group read them."""
+    if facts.consumption is not None:
+        for query in facts.consumption.queries:
+            if query.deleted:
+                yield {
+                    "messages": counted(query.deleted, "message", "was", "were"),
+                    "topic": _name(query.topic), "group": _name(facts.consumption.group),
+                }  # fmt: skip
+
+
 RULES: Final = (
     Rule("sends_fail", "problem", _causes, "{says} ({code}), last at {since}", "{remedy}"),
     Rule("broker_left_route", "problem", partial(_away, left_route=True),
@@ -352,6 +370,11 @@ RULES: Final = (
          _nonzero("rows", lambda f: f.totals.degraded, "row", "is", "are"),
          "{rows} stored, but less durably than asked for (flush or replica not awaited)",
          "look at the brokers' disks and replicas"),
+    Rule("deleted_unread", "warning", _deleted,
+         "{messages} deleted by the retention of {topic} before the group {group} came to them",
+         "start the group's consumers, and keep messages longer (fileReservedTime of the brokers)"),
+    Rule("not_consumed", "note", partial(_consumed, waiting=True), "{text}"),
+    Rule("consumed", "note", partial(_consumed, waiting=False), "{text}"),
     Rule("duplicates_announced", "note",
          _nonzero("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),

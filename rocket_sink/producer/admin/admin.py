@@ -206,6 +206,15 @@ class Admin:
         """Return the offset of the first message stored at or after a time, ms since 1970."""
         return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
 
+    def consumer_offset(self, queue: MessageQueue, group: str) -> int | None:
+        """Return the offset from which a consumer group goes on with the queue; None if the broker
+        knows none. The group gets the namespace of the options."""
+        group = with_namespace(self.options.namespace, group)
+        frame = requests.query_consumer_offset(queue, group)
+        answer = self._invoke(queue, frame, {ResponseCode.QUERY_NOT_FOUND})
+        found = answer.code != ResponseCode.QUERY_NOT_FOUND
+        return responses.long_field(answer, "offset") if found else None
+
     def set_consumer_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
         """Set the offset from which a consumer group goes on with the queue. The group gets the
         namespace of the options, as in Java's consumers (ClientConfig.withNamespace). A broker that

@@ -1,0 +1,120 @@
+"""Which of a ledger's messages a group has consumed, beside Java's consumer and mqadmin."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import Ledger, TableProducer
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.ledger.query import consumption as module
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.report import Scope, figures
+from rocket_sink.ledger.views import reader
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from tests.clusters import make_topic
+from tests.java_client import FOLDER, GENERATIONS, run_java
+from tests.ledger.night import night
+from tests.run_command import run_command
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_path: Path) -> None:
+    topic, ledger = f"consumed-{uuid.uuid4().hex[:8]}", Ledger(tmp_path / "ledger")
+    group = f"push-{topic}"  # that of PushTopic.java
+    make_topic(cluster, topic)
+    options = {"nameServer": cluster.name_server, "topic": topic}
+    witness = re.compile(rf"^{topic}\s+(broker-\w)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", re.MULTILINE)
+
+    def consume(count: int) -> None:
+        run_java(
+            FOLDER / "PushTopic.java", cluster.name_server, topic, str(count),
+            version=GENERATIONS[0],
+        )  # fmt: skip
+
+    def report(name: str = group, code: int = 0) -> Any:
+        ledger.sync(spark)
+        done = run_command(
+            "report", "--ledger", ledger.path, "-n", cluster.name_server, "-g", name, "--json"
+        )
+        assert done.code == code, done.err
+        return done.json()["consumption"] if code == 0 else done.err
+
+    with TableProducer(ledger=ledger.path, **options) as producer:
+        for rows in (40, 30, 30):
+            producer.send(pa.table({"body": [str(n) for n in range(rows)]}))
+            if rows == 40:
+                consume(rows)
+    told = report()
+    positions = {
+        (queue["broker"], str(queue["queue_id"])): (str(queue["position"]), str(queue["waiting"]))
+        for queue in told["queues"]
+    }
+    by_mqadmin = {
+        (broker, queue): (position, difference)
+        for broker, queue, _, position, difference in witness.findall(
+            cluster.admin("consumerProgress", "-g", group)
+        )
+    }
+    assert positions == {key: by_mqadmin[key] for key in positions}
+    (query,) = told["queries"]
+    assert (query["messages"], query["waiting"], query["deleted"]) == (100, 60, 0)
+    assert (query["first_waiting"], query["epochs_waiting"], query["last_epoch"]) == (1, 2, 2)
+    by_spark = figures(
+        reader(ledger.rows(spark)), ledger.path, Scope(), group=group,
+        options=SinkOptions.parse(options),
+    )  # fmt: skip
+    assert by_spark.as_dict()["consumption"] == told
+    assert ledger.report(spark, group=group, options=SinkOptions.parse(options)) == by_spark
+
+    consume(60)
+    checked = run_command("check", "-n", cluster.name_server, "--ledger", ledger.path, "-g", group)
+    assert checked.code == 0
+    assert f"is past all 100 messages of {topic}" in " ".join(checked.out.split())
+    assert "no broker knows a position of the group nobody" in report("nobody", code=1)
+
+
+def test_messages_that_wait_or_were_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger of a night has messages from offset 42 on in each queue. The group is at 60 in one
+    topic, whose queues begin at 70 now, and has no position in the other."""
+    path = night(tmp_path / "ledger")
+    quick = open_quick(path)
+    assert quick is not None
+
+    class Positions:
+        def __init__(self, _: object) -> None: ...
+        def __enter__(self) -> Positions:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def consumer_offset(self, queue: MessageQueue, _: str) -> int | None:
+            return 60 if queue.topic == "orders" else None
+
+        def min_offset(self, _: MessageQueue) -> int:
+            return 70
+
+    monkeypatch.setattr(module, "Admin", Positions)
+    report = figures(quick.query, path, Scope(), group="billing")
+    assert report.consumption is not None
+    sends = quick.query(
+        "SELECT topic, message_count AS n FROM answered WHERE outcome = 'acked'"
+    ).to_pylist()
+    orders = [row["n"] for row in sends if row["topic"] == "orders"]
+    (query,) = report.consumption.queries
+    assert query.messages == sum(orders)
+    assert query.waiting == sum(42 + n - 70 for n in orders)
+    assert query.deleted == 10 * len(orders)
+    assert {queue.topic for queue in report.consumption.queues} == {"orders"}
+    names = [finding.name for finding in report.verdict]
+    assert {"deleted_unread", "not_consumed"} <= set(names)
+    assert "of orders by the query" in " ".join(map(str, report.verdict))
