@@ -31,7 +31,7 @@ from ..values import accounts, confirmed, context, letter, sends
 
 NOW = dt.datetime.now(tz=dt.timezone.utc)
 DAY_MS = 86_400_000
-HOUR = 1 / 24
+HALF_DAY = 0.5
 """In days."""
 BODY = b"name: N14228"
 
@@ -62,7 +62,7 @@ class Rows:
             self.letters[epoch] = dead
             age = 10 * (5 - epoch)
             rows = [sends(ctx, 2), accounts(ctx, acked=13, dead=1), dead]
-            batches += [at(batch, days_ago(age + HOUR)) for batch in rows]
+            batches += [at(batch, days_ago(age + HALF_DAY)) for batch in rows]
             batches += [at(confirmed(ctx, 14, rows_in=14), days_ago(age))]
         # Epoch 0: resent; 1: pending; 2: parked; 3: dropped; 4: resent; 5: pending.
         batches += [
@@ -159,7 +159,7 @@ def test_no_epoch_goes_in_part(rows: Rows, kind: str) -> None:
     """Keep an epoch with rows on both sides of the border: a part of them would not add up."""
     later = at(sends(context(task_attempt_id=0)), days_ago(50))
     store(rows.place.root, in_order([later], 2 << 32))
-    border_ms = int((50 + HOUR / 2) * DAY_MS)
+    border_ms = int((50 + HALF_DAY / 2) * DAY_MS)
     assert rows.expire(Retention({kind: border_ms})).files == 0
     assert rows.query("SELECT sum(missing_rows) AS n FROM epochs") == [{"n": 0}]
     rows.expire(Retention({kind: 49 * DAY_MS}))
