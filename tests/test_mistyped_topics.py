@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
 
 from rocket_sink import Message, Producer, TableProducer
 from rocket_sink.cli import main
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.testing.script import Behaviour
 from rocket_sink.wire.codes import RequestCode
@@ -30,11 +34,22 @@ def by_column(servers: str, topic: str) -> None:
         producer.send(pa.table({"topic": [topic, "orders"], "body": ["a", "b"]}))
 
 
+def by_workers(servers: str, topic: str) -> None:
+    """Send by two workers of an executor, which share a file."""
+    options = SinkOptions.parse(nameServer=servers)
+    with TemporaryDirectory() as folder:
+        for _ in range(2):
+            engine = SendEngine(options, shared=SharedBrokerState.open(options, directory=folder))
+            for each in (topic, "orders"):  # The second answer comes after the list of topics.
+                assert engine.publish_info(each).ok
+            engine.close()
+
+
 def by_command(servers: str, topic: str) -> None:
     assert main(["send", "-n", servers, "-t", topic, "a", "b"]) == 0
 
 
-@pytest.mark.parametrize("send", [by_send, by_send_async, by_column, by_command])
+@pytest.mark.parametrize("send", [by_send, by_send_async, by_column, by_workers, by_command])
 def test_a_mistyped_topic_is_a_warning(
     caplog: pytest.LogCaptureFixture, send: Callable[[str, str], None]
 ) -> None:

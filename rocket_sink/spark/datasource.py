@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from rocket_sink.errors import ColumnError, ConfigurationError
+from rocket_sink.errors import ColumnError, ConfigurationError, SendError
 from rocket_sink.ledger.append.table import has_executors
 from rocket_sink.ledger.epoch_starts import ROWS_FACT, NamedBatch, begin_batch
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -44,7 +44,7 @@ from rocket_sink.spark.session_checks import (
     FORMAT,
     check_budget,
     check_rights,
-    name_server_error,
+    name_server_answer,
     own_options,
     read_options,
     refuse_batch_id,
@@ -152,7 +152,7 @@ class RocketMQDataSource(DataSource):
         if overwrite:
             raise ConfigurationError('a topic cannot be overwritten; use mode("append")')
         options, plan = self._checked(schema)
-        if self.is_local and (error := name_server_error(options)):
+        if self.is_local and isinstance(error := name_server_answer(options), SendError):
             raise error
         # Spark creates writers on the driver's host, even for Connect clients.
         run, token, batch = str(uuid.uuid4()), spool_token(options), None

@@ -126,28 +126,33 @@ _PAUSES_S: Final = (1.0, 2.0)
 def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
     """Raise a NameServerUnavailableError or TlsRefusedError if no name server answers; otherwise
     tasks would wait for minutes and fail with long traces. If the driver gets no answer, an
-    executor tries, because only executors have to reach the name server."""
+    executor tries, because only executors have to reach the name server.
+
+    Workers warn of a missing topic when they send to it. If their logs are on other hosts, warn of
+    it here, too."""
     if not is_classic(session) or options.digest in _reached:
         return
     assert session is not None
-    error = name_server_error(options)
-    if error is not None and has_executors(session):
-        error = session.sparkContext.parallelize([options], 1).map(name_server_error).first()
-    if error is not None:
-        raise error
+    answer = name_server_answer(options)
+    if has_executors(session):
+        if isinstance(answer, SendError):
+            answer = session.sparkContext.parallelize([options], 1).map(name_server_answer).first()
+        if isinstance(answer, str) and answer:
+            _LOG.warning("%s", answer)
+    if isinstance(answer, SendError):
+        raise answer
     _reached.add(options.digest)
 
 
-def name_server_error(options: SinkOptions) -> SendError | None:
-    """Return an error if no name server answers here in some seconds. Warn of a missing topic."""
+def name_server_answer(options: SinkOptions) -> SendError | str:
+    """Return an error if no name server answers here in some seconds, else the warning of a missing
+    topic; it is empty if the topic exists."""
     from rocket_sink.producer.admin.admin import Admin
 
     for pause_s in (*_PAUSES_S, None):
         try:
             with Admin(options, timeout_s=2.0) as admin:
-                if text := admin.check_name_servers():
-                    _LOG.warning("%s", text)
-            return None
+                return admin.check_name_servers()
         except (NameServerUnavailableError, TlsRefusedError) as error:
             if pause_s is None:
                 return error.with_traceback(None)

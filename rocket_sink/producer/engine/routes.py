@@ -1,14 +1,14 @@
 """Topic routes: cached, and fetched again every 30 s or when a failure shows that they are stale.
 
 An unknown topic gets the route of the template topic (TBW102), and a warning names the nearest
-existing topic, because the name may be mistyped. A known route is dropped only after
-two answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name
-server knows some of its brokers: a restarted name server knows no topic until brokers register,
-which may take 30 s. A proxy does not say which brokers it knows, so its answers must repeat for
-`PROXY_MISSING_S`. While all name servers are down, known routes stay in use. A new topic then takes
-the route that another worker has cached, even an old one. A route without a master, or an answer of
-a name server that knows no broker, is no result. The client then asks again each second while
-messages are sent to the topic.
+existing topic, because the name may be mistyped. Only the first worker of an executor warns. A
+known route is dropped only after two answers "does not exist" (Java keeps it for ever,
+apache/rocketmq#8025), and only if a name server knows some of its brokers: a restarted name server
+knows no topic until brokers register, which may take 30 s. A proxy does not say which brokers it
+knows, so its answers must repeat for `PROXY_MISSING_S`. While all name servers are down, known
+routes stay in use. A new topic then takes the route that another worker has cached, even an old
+one. A route without a master, or an answer of a name server that knows no broker, is no result. The
+client then asks again each second while messages are sent to the topic.
 
 The client asks one name server after another, first the one that answered last, for at most `TRY_S`
 each, until one knows the topic. "Does not exist" counts only after all servers were asked, because
@@ -400,7 +400,8 @@ class Routes:
         if self._template not in ("", state.name):
             answers, now_s = yield requests.get_route(self._template), True
             if self._take_template(state, answers, now_s):
-                if state.misses == 1 and not is_system_topic(state.name):
+                is_new = state.misses == 1 and not is_system_topic(state.name)
+                if is_new and self._shared.note_new_topic(state.name, now_s, self._interval_s):
                     # The look-up does not wait for this answer, because sends wait for the look-up.
                     warn = partial(self._warn_of_new, state.name)
                     self._name_servers.ask(Frame(_ALL_TOPICS), warn, now_s, of_all=True)

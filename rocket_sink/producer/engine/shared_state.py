@@ -112,6 +112,15 @@ class SharedBrokerState:
         """Share a route with other workers. Do nothing if it is too long, or the table is full."""
         self._routes.put(topic, _TIME.pack(now_s) + body)
 
+    def note_new_topic(self, topic: str, now_s: float, longest_s: float) -> bool:
+        """Share that a worker is about to create a topic. Return whether no other worker has noted
+        it, or put its route, in the last `longest_s` seconds."""
+        shared_route = self.route(topic)
+        if shared_route is not None and 0 <= now_s - shared_route[1] < longest_s:
+            return False
+        self.put_route(topic, b"", now_s)
+        return True
+
     def absence(self, name: str) -> tuple[float, float] | None:
         """Return since when a broker is absent, and the time (s) of the last failure; or None."""
         value = self._absences.get(name)
