@@ -26,7 +26,8 @@ Other kinds of notes:
 - `queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the
   checkpoint. A different id means that the checkpoint was deleted or belongs to another query.
   Epochs would then begin at 0 again, but the ledger's rows of these epochs under this `appId`
-  describe other data.
+  describe other data. Also, under its own id, each streaming query that a driver has started with
+  this ledger, and the epoch that was pending then (`unrecorded_epoch`).
 - `ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
 """
 
@@ -76,12 +77,15 @@ class IdFacts:
         first_ids: ids of the attempt's first rows.
         pending_epoch: the epoch that the checkpoint's logs showed as begun and not ended when the
             run started; empty if there was none, or if it is not known.
+        unrecorded_epoch: the pending epoch, if an earlier run may have sent rows of it of which the
+            ledger has no record under the query's id (`unrecorded_epoch`); else empty.
     """
 
     planned_by: Mapping[str, str] = field(default_factory=dict)
     written_by: Mapping[str, str] = field(default_factory=dict)
     first_ids: Sequence[str] = ()
     pending_epoch: str = ""
+    unrecorded_epoch: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,10 +153,6 @@ class EpochStarts:
             self._prune(store, {note.epoch for note in notes})
             others = [note for note in notes if note.name != name and self._may_repeat(note)]
             return _earlier(store, ctx, others) if others else None
-
-    def is_first_run(self) -> bool:
-        """Return whether `begin` saw no earlier run of the query in this ledger."""
-        return self._generation == 1
 
     def note_brokers(self, brokers: Brokers) -> None:
         """Note durably which brokers may get the next messages; replace the earlier note. Raise
@@ -408,6 +408,24 @@ def claim_app_id(
             "another appId, which sends again whatever the source gives",
             query_id=query_id, app_id=app_id, named=named,
         )  # fmt: skip
+
+
+def unrecorded_epoch(place: LedgerPath, query_id: str, pending_epoch: str) -> str:
+    """Note the first start of a streaming query with this ledger, and the epoch that was pending in
+    its checkpoint then; return that epoch, also at later starts. Empty: no epoch was pending.
+
+    An earlier run that has begun this epoch had another ledger, or another query id, as after a
+    copy of the checkpoint without its file `metadata` (Spark 4.0, 4.1). So the ledger has no record
+    of what that run has sent. Return `pending_epoch` if the note cannot be read or written."""
+    try:
+        store, name = NoteStore(place, _QUERIES), folder_part(query_id)
+        note = store.read(name)
+        if note is None:
+            note = {"query_id": query_id, "name": query_id, "pending_epoch": pending_epoch}
+            store.write(name, note)
+        return str(note["pending_epoch"])
+    except (OSError, LedgerError, ValueError, KeyError, TypeError):
+        return pending_epoch
 
 
 def query_of(place: LedgerPath, app_id: str) -> str | None:

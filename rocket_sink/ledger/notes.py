@@ -12,7 +12,7 @@ Delta ignores folders whose names start with `_`.
 | epochs | the epoch that the driver began last | never, one per query |
 | writes | a batch write of an `appId` has begun | when the write has succeeded |
 | batches | a batch write with a `batchId` has begun, or is complete | never, one per id |
-| queries | the streaming query of an `appId` | never |
+| queries | a streaming query has started; the query of an `appId` | never, one per query |
 | ends | half messages of an epoch are being committed | when the ledger has their end |
 | pending | sharding keys of a task's dead letters (`pending_keys`) | key by key, with its letters |
 | queues | a topic's queues for ordered rows (`queue_snapshot`) | by batches that leave no letters |

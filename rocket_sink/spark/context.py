@@ -178,6 +178,8 @@ PLAN: Final = "spark.rocketSink.queryPlan"
 """A setting of a query's own session, by which its tasks learn the digest of its plan."""
 PENDING: Final = "spark.rocketSink.pendingEpoch"
 """A setting of a query's own session: the epoch that an earlier run has begun and not ended."""
+UNRECORDED: Final = "spark.rocketSink.unrecordedEpoch"
+"""The same, if the ledger has no record of the earlier run (`epoch_starts.unrecorded_epoch`)."""
 _PLANNING: Final = (
     PLAN,
     "spark.master",
@@ -210,7 +212,7 @@ def id_settings(partitions: str = "") -> IdFacts:
         planned_by["spark.master"] = ""
     return IdFacts(
         planned_by, {name: _local(task, name) for name in _WRITING},
-        pending_epoch=_local(task, PENDING),
+        pending_epoch=_local(task, PENDING), unrecorded_epoch=_local(task, UNRECORDED),
     )  # fmt: skip
 
 

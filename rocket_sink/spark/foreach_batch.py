@@ -73,6 +73,7 @@ from rocket_sink.spark.session_checks import (
     refuse_chance,
     refused_runs,
     running_plan,
+    tell_unrecorded,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import TransactionCommitter
@@ -211,6 +212,8 @@ class BatchWriter:
             # Claim here: if Delta skips the epoch, no task runs that would claim.
             if self._options.app_id and stream.query_id:
                 claim_app_id(place, self._options.app_id, stream.query_id, start.token)
+            if stream.query_id:
+                tell_unrecorded(self._options, stream.query_id, session.conf)
             is_held = check_not_ahead(session, place, query, epoch)
             check_whole(place, query, epoch, is_held=is_held)
         # Later, this note would replace the note of a frame that is refused beside this one.

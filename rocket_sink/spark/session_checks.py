@@ -38,6 +38,7 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_token
+from rocket_sink.ledger.epoch_starts import unrecorded_epoch
 from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken
@@ -45,7 +46,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.context import PENDING, PLAN, streaming_executions
+from rocket_sink.spark.context import PENDING, PLAN, UNRECORDED, streaming_executions
 from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
@@ -56,7 +57,12 @@ CONTINUOUS: Final = (
     "trigger(continuous=...) does not work with rocket-sink, since Spark hands no rows to Python "
     "there, and nothing is sent. Use trigger(processingTime=...) or trigger(availableNow=True)"
 )
-
+_OTHER_LEDGER: Final = (
+    "the checkpoint shows that epoch %s was begun before, but the ledger %s has no record of that "
+    "run: it used another ledger, or the checkpoint is a copy without the file `metadata`. The "
+    "rows of the epoch count as possible duplicates. Name the query with the option appId, by "
+    "which the ledger refuses such a copy"
+)
 _UPDATE: Final = (
     'Spark gives a Python data source no rows in outputMode("update"), and nothing is sent. Use '
     "foreach(sink) or foreachBatch(sink.write_batch), which take that mode"
@@ -197,7 +203,14 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    _tell_tasks(query, is_late=is_late)
+    lane = "datasource" if is_source else "foreach"
+    options = _source_options(query) if is_source else foreach.options if foreach else None
+    # Spark hides these methods. If a version lacks them, tasks compare less.
+    with contextlib.suppress(Exception):
+        settings = query.sparkSessionForStream().conf()
+        _tell_tasks(query, settings, is_late=is_late)
+        if options is not None:
+            tell_unrecorded(options, query_id, settings)
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -210,8 +223,6 @@ def refuse_query(
         reason = CONTINUOUS
     if is_source and query.outputMode().toString() == "Update":
         reason = _UPDATE
-    lane = "datasource" if is_source else "foreach"
-    options = _source_options(query) if is_source else foreach.options if foreach else None
     if options is not None and not reason:
         with contextlib.suppress(ColumnError):  # the lane itself refuses wrong columns
             reason = _chance(options, resolve_columns(schema_of(plan), options), plan)
@@ -278,18 +289,28 @@ def frame_facts(df: DataFrame) -> dict[str, str]:
     return facts
 
 
-def _tell_tasks(query: Any, *, is_late: bool) -> None:
+def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
     """Let the tasks of a query that starts know its plan, and which epoch an earlier run has begun
     and not ended: Spark sends the settings of the query's own session with each job."""
-    # Spark hides these methods. If a version lacks them, tasks compare less.
-    with contextlib.suppress(Exception):
-        settings = query.sparkSessionForStream().conf()
-        settings.set(PLAN, plan_digest(query.analyzedPlan()))
-        logs = [each.getLatest() for each in (query.offsetLog(), query.commitLog())]
-        last_begun, last_ended = (entry.get()._1() if entry.isDefined() else -1 for entry in logs)
-        # The pending epoch of a query that runs already may be its own.
-        if last_begun > last_ended and not is_late:
-            settings.set(PENDING, str(last_begun))
+    settings.set(PLAN, plan_digest(query.analyzedPlan()))
+    logs = [each.getLatest() for each in (query.offsetLog(), query.commitLog())]
+    last_begun, last_ended = (entry.get()._1() if entry.isDefined() else -1 for entry in logs)
+    # The pending epoch of a query that runs already may be its own.
+    if last_begun > last_ended and not is_late:
+        settings.set(PENDING, str(last_begun))
+
+
+def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any) -> None:
+    """Note the start of a streaming query in its ledger. If an earlier run has begun the pending
+    epoch, and the ledger has no record of that run, warn and let the tasks know. `settings` are
+    those of the query's own session."""
+    if not options.ledger:
+        return
+    pending = settings.get(PENDING, "")
+    epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, pending)
+    if pending and epoch == pending:
+        _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)
+        settings.set(UNRECORDED, epoch)
 
 
 def _source_options(query: Any) -> SinkOptions | None:

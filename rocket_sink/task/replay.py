@@ -57,12 +57,6 @@ _OTHER_PLAN: Final = (
     "in another partition have other ids, so the rows of the epoch count as possible duplicates. "
     "To prevent this, start the query with the old values until the epoch is done"
 )
-_OTHER_LEDGER: Final = (
-    "the checkpoint shows that epoch %d was begun before, but this ledger has no run of the query. "
-    "The earlier run sent nothing, or used another ledger, or the checkpoint is a copy without the "
-    "file `metadata`. The rows of the epoch count as possible duplicates. Name the query with the "
-    "option appId, which refuses such a copy"
-)
 _WRITING: Final = ("body_format", "json_nulls", "columns", "namespace")
 """Options by which a row becomes a message."""
 _FIRST_IDS: Final = 8
@@ -89,7 +83,6 @@ class ReplayCheck:
             )
         self._engine = engine
         self._ids = ContentIds(ctx)
-        self._epoch = ctx.epoch
         self._mode = options.replay_check
         self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
         self._noted: dict[str, frozenset[str]] = {}
@@ -97,14 +90,14 @@ class ReplayCheck:
         self._stored: StoredMessages | None = None
         own = {name: str(getattr(options, name)) for name in _WRITING}
         self._facts = replace(settings, written_by={**settings.written_by, **own})
-        self._is_other_plan = False
+        self._is_other_plan = settings.unrecorded_epoch == str(ctx.epoch)
         self._absent: set[str] = set()
         """First ids of the partition's earlier attempts that no row had so far."""
 
     @property
     def may_double(self) -> bool:
         """Whether, after all rows, some of them may be stored under ids that this attempt cannot
-        know: it has another plan, or lacks rows of an earlier attempt."""
+        know: an earlier attempt had another plan or ledger, or rows that this one lacks."""
         return self._is_other_plan or bool(self._absent)
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
@@ -120,7 +113,7 @@ class ReplayCheck:
         if not self._noted:
             if own is not None and not own.null_count:
                 # The rows' own ids depend on no setting.
-                self._facts = IdFacts(pending_epoch=self._facts.pending_epoch)
+                self._facts = IdFacts()
             self._begin(topic, info, ids[:_FIRST_IDS].to_pylist())
         if self._absent:
             self._absent -= set(ids.filter(_is_in(ids, self._absent)).to_pylist())
@@ -194,10 +187,6 @@ class ReplayCheck:
         facts, earlier = replace(self._facts, first_ids=first_ids), None
         if self._starts is not None:
             earlier = self._starts.begin(self._noted, facts)
-            if self._starts.is_first_run() and self._facts.pending_epoch == str(self._epoch):
-                # An earlier run noted its tasks elsewhere.
-                _LOG.warning(_OTHER_LEDGER, self._epoch)
-                self._is_other_plan = True
         if self._mode == "always":
             earlier = earlier or _ANY_TIME
         if earlier is None:

@@ -140,15 +140,18 @@ class TaskRunner:
         app_id, ledger, query = self.options.app_id, self.options.ledger, self.streaming_query
         if app_id and ledger and query and self.ctx.lane != "batch":
             claim_app_id(resolve_path(ledger), app_id, query, self.token)
-        # Without `keeps_failed`, two kinds of attempts leave no record: earlier ones, and a
-        # speculative copy that Spark kills after this attempt.
+        # Without `keeps_failed`, three kinds of attempts leave no record: earlier ones, those of an
+        # earlier run, and a speculative copy that Spark kills after this attempt. Callers that take
+        # the rows know themselves whether an earlier run has begun the epoch (`again`).
+        epoch, settings = str(self.ctx.epoch), self.settings
         repeated = bool(self.ctx.attempt_number) or self.options.allow_speculation
-        again = self.again or (repeated and not rows.keeps_failed)
-        is_replay = again or repeated or self.settings.pending_epoch == str(self.ctx.epoch)
+        is_replay = repeated or settings.pending_epoch == epoch
+        is_unrecorded = (is_replay if self.emit is None else repeated) and not rows.keeps_failed
+        again = self.again or is_unrecorded or settings.unrecorded_epoch == epoch
         self._engine = self.pool.acquire(self.options)
         recorder = LedgerRecorder(
             self.options, self.ctx, rows.append, intents=rows.keeps_failed, again=again,
-            is_replay=is_replay,
+            is_replay=is_replay or again,
         )  # fmt: skip
         replay = ids = None
         if self.options.delivery == "effectively_once":

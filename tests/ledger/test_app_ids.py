@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, query_of
+from rocket_sink.ledger.epoch_starts import (
+    begin_epoch,
+    begin_write,
+    claim_app_id,
+    query_of,
+    unrecorded_epoch,
+)
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.token import LedgerToken
 
@@ -23,6 +29,16 @@ def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"names the streaming query q1, and this .* q2"):
             claim_app_id(place, "jobs/a", "q2")
+
+
+def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+    assert unrecorded_epoch(place, "new", "") == ""
+    assert unrecorded_epoch(place, "new", "4") == ""
+    # The first start of a copy may be refused before it sends, so later starts know the epoch too.
+    assert [unrecorded_epoch(place, "copy", epoch) for epoch in ("7", "7", "9")] == ["7"] * 3
+    (tmp_path / "_notes" / "queries" / "q-new.json").write_text("{")
+    assert unrecorded_epoch(place, "new", "4") == "4"
 
 
 def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:

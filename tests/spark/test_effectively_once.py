@@ -429,7 +429,7 @@ class TestOtherIds:
         """A copied checkpoint may have a new query id, so the ledger has no notes under it."""
         world.run(CTX)
         copy = dataclasses.replace(RESTART, query_id="copy")
-        settings = IdFacts(pending_epoch=str(CTX.epoch))
+        settings = IdFacts(pending_epoch=str(CTX.epoch), unrecorded_epoch=str(CTX.epoch))
         assert world.run(copy, settings=settings).duplicates_possible == ROWS
         following = dataclasses.replace(copy, epoch=CTX.epoch + 1)
         assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0

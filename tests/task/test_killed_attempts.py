@@ -12,6 +12,10 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.epoch_starts import IdFacts
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.transport.files import spooled_rows
+from rocket_sink.ledger.transport.handed import spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
@@ -79,23 +83,46 @@ def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, order
     assert row.superseded_rows == doubled
 
 
+EPOCH = str(context().epoch)
+PENDING = IdFacts(pending_epoch=EPOCH)
+UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
+
+
 @pytest.mark.parametrize(
-    ("attempt", "speculation", "is_doubtful"),
-    [(0, False, False), (1, False, True), (0, True, True)],
+    ("lane", "attempt", "speculation", "settings", "is_doubtful"),
+    [
+        ("batch", 0, False, IdFacts(), False),
+        ("batch", 1, False, IdFacts(), True),
+        ("batch", 0, True, IdFacts(), True),
+        ("batch", 0, False, PENDING, False),  # the driver knows, and says `again`
+        ("batch", 0, False, UNRECORDED, True),
+        ("handed", 0, False, IdFacts(), False),
+        ("handed", 1, False, IdFacts(), True),
+        ("handed", 0, False, PENDING, True),
+        ("spool", 1, True, PENDING, False),  # the spool has the rows of the earlier attempts
+        ("spool", 0, False, UNRECORDED, True),
+    ],
 )
-def test_without_a_spool_an_attempt_beside_others_doubts_all(
-    tmp_path: Path, attempt: int, speculation: bool, is_doubtful: bool
+def test_an_attempt_beside_others_that_left_no_record_doubts_all(
+    tmp_path: Path, lane: str, attempt: int, speculation: bool, settings: IdFacts, is_doubtful: bool
 ) -> None:
     rows: list[pa.RecordBatch] = []
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
         options = SinkOptions.parse(
             nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
-            allowSpeculation=speculation,
+            allowSpeculation=speculation, ledgerVia="spark" if lane == "handed" else "spool",
         )  # fmt: skip
         batch = pa.RecordBatch.from_pydict(ROWS)
-        run = TaskRunner(options, context(attempt_number=attempt), emit=rows.append)
+        run = TaskRunner(
+            options, context(attempt_number=attempt), settings=settings,
+            emit=rows.append if lane == "batch" else None, hands_over=lane == "handed",
+        )  # fmt: skip
         run.feed(batch, resolve_columns(batch.schema, options))
         run.finish()
+    place = resolve_path(options.ledger)
+    if run.handed is not None:
+        spool_handed(place, [run.handed])
+    rows += spooled_rows(place.spools).to_batches()
     [accounts] = [row for part in rows for row in part.to_pylist() if row["kind"] == "epoch"]
     assert accounts["duplicates_possible"] == (len(ROWS["body"]) if is_doubtful else 0)
