@@ -26,12 +26,12 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.table import has_executors
 from rocket_sink.ledger.driver.fold import FOLDERS
 from rocket_sink.ledger.driver.folded import FoldedLedger
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.query.live import observe
 from rocket_sink.ledger.storage import active_session, is_classic
+from rocket_sink.ledger.transport.handed import may_hand_over
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.net import log
 from rocket_sink.options import BODY, SinkOptions
@@ -41,7 +41,7 @@ from rocket_sink.spark.console import label_of, say_start
 from rocket_sink.spark.context import epoch_ran_again, run_of, streaming_executions
 from rocket_sink.spark.packs import plan_below
 from rocket_sink.spark.runs import Runs
-from rocket_sink.spark.session_checks import refuse_query, schema_of, without_files
+from rocket_sink.spark.session_checks import refuse_query, schema_of
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
@@ -149,8 +149,7 @@ class QueryListener(StreamingQueryListener):
         options, lane, plan = sink
         label = label_of(name or options.app_id, query)
         say_start(options, lane, label)
-        via = without_files(options).ledger_via
-        hands_over = via == "spark" or (via == "auto" and has_executors(self._session))
+        hands_over = may_hand_over(options)
         self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
         if lineage.is_on():
             lineage.started(options, run, query, schema_of(plan_below(plan)))

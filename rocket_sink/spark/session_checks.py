@@ -42,6 +42,7 @@ from rocket_sink.ledger.epoch_starts import unrecorded_epoch
 from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.handed import may_hand_over
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
@@ -636,10 +637,9 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
 def without_files(options: SinkOptions) -> SinkOptions:
     """Return the options for foreach and the data source. If pyarrow cannot reach the ledger from
     the driver, for example in a store that only Spark knows, set `ledgerVia=spark`."""
-    if not options.ledger or options.ledger_via != "auto" or options.using_ledger_files:
-        return options
-    place = resolve_path(options.ledger)
-    return options.with_(ledgerVia="spark") if place.problem else options
+    if may_hand_over(options) and resolve_path(options.ledger).problem:
+        return options.with_(ledgerVia="spark")
+    return options
 
 
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:

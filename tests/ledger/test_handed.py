@@ -24,7 +24,12 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport import handed
 from rocket_sink.ledger.transport.accumulator import _RowsOnDriver
 from rocket_sink.ledger.transport.files import sealed_files
-from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
+from rocket_sink.ledger.transport.handed import (
+    HandedRows,
+    RowsInMemory,
+    may_hand_over,
+    spool_handed,
+)
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
@@ -187,6 +192,21 @@ def test_rows_whose_upload_has_no_answer_are_in_one_spool(
     Path(place.spool).mkdir(parents=True)
     spool_handed(place, [rows_of(sends(context(), 2))])
     assert [len(kept(spool)) for spool in place.spools] == ([2, 0] if has else [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ({}, False),
+        ({"ledger": "/l"}, False),
+        ({"ledger": "/l", "ledgerVia": "spark"}, True),
+        ({"ledger": "s3://b/l"}, True),
+        ({"ledger": "s3://b/l", "ordering": "strict"}, False),
+        ({"ledger": "s3://b/l", "ledgerVia": "spool"}, False),
+    ],
+)
+def test_tasks_hand_over_if_they_must_or_reach_no_store(options: dict[str, str], may: bool) -> None:
+    assert may_hand_over(SinkOptions.parse(options)) == may
 
 
 def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(

@@ -15,7 +15,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.transport.handed import HandedRows, spool_handed
+from rocket_sink.ledger.transport.handed import HandedRows, may_hand_over, spool_handed
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 
@@ -79,11 +79,11 @@ class RowsByAccumulator:
 
 
 def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
-    """Return the application's accumulator for the ledger, on the driver. Return None without a
-    ledger, with `ledgerVia=spool`, and with `ledgerVia=auto` if the ledger is local or the session
-    is not classic. Raise ConfigurationError for `ledgerVia=spark` without a classic session."""
+    """Return the application's accumulator for the ledger, on the driver. Return None if tasks hand
+    no rows over, and with `ledgerVia=auto` without a classic session. Raise ConfigurationError for
+    `ledgerVia=spark` without one."""
     session = active_session()
-    if not options.ledger or options.ledger_via == "spool":
+    if not may_hand_over(options):
         return None
     if not is_classic(session):
         if options.ledger_via == "auto":
@@ -94,8 +94,6 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
         )
     context = session.sparkContext
     place = resolve_path(options.ledger)
-    if place.is_local and options.ledger_via == "auto":
-        return None
     accumulators: dict[LedgerPath, RowsByAccumulator]
     accumulators = context.__dict__.setdefault(_ATTRIBUTE, {})
     if place not in accumulators:

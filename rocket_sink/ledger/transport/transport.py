@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext, worker_name
-from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory
+from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, may_hand_over
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -70,7 +70,7 @@ def transport_of(
         emit: a function that takes the rows; None: choose another transport.
         hands_over: the caller can give rows to Spark if the ledger is out of reach (`ledgerVia`).
     """
-    if emit is None and options.ledger and hands_over and _is_out_of_reach(options, token):
+    if emit is None and hands_over and may_hand_over(options) and _must_hand_over(options, token):
         return RowsInMemory(ctx)
     if token is not None:
         token.check()
@@ -82,21 +82,18 @@ def transport_of(
     return RowsForCaller(deque[Any](maxlen=0).append)
 
 
-def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
-    """Return whether Spark has to bring this task's rows to the driver, and may (`ledgerVia`)."""
-    if options.ledger_via == "spark":
-        _warn_once(options.ledger, "ledgerVia=spark")
-    if options.ledger_via != "auto":
-        return options.ledger_via == "spark"
-    # Hosts must share a local ledger's folder; `token.check` raises an error if they do not.
-    if token is None or token.uri.startswith("file:") or options.using_ledger_files:
-        return False
-    try:
-        token.check()
-    except LedgerError as error:
-        _warn_once(token.uri, f"the ledger is out of reach: {error.__cause__ or error}")
-        return True
-    return False
+def _must_hand_over(options: SinkOptions, token: LedgerToken | None) -> bool:
+    """Return whether a task that may hand its rows over has no other way to the ledger."""
+    why = "ledgerVia=spark"
+    if options.ledger_via == "auto":
+        try:
+            if token is not None:
+                token.check()
+            return False
+        except LedgerError as error:
+            why = f"the ledger is out of reach: {error.__cause__ or error}"
+    _warn_once(options.ledger, why)
+    return True
 
 
 def _warn_once(ledger: str, why: str) -> None:
