@@ -68,12 +68,14 @@ class StreamRun(NamedTuple):
         is_unclear: queries run in this application, and nothing tells whether one of them has made
             the frame, or called this thread.
         name: the `queryName`, if Spark tells it.
+        execution: the running query in the JVM; None if Spark hides it.
     """
 
     query_id: str = ""
     run_id: str = ""
     is_unclear: bool = False
     name: str = ""
+    execution: Any = None
 
 
 def run_of(df: DataFrame) -> StreamRun:
@@ -85,25 +87,25 @@ def run_of(df: DataFrame) -> StreamRun:
     of other sessions."""
     if not is_classic(df.sparkSession):
         return StreamRun()
-    session, context = df._jdf.sparkSession(), df.sparkSession.sparkContext
-    executions = streaming_executions(session)
+    session, local = df._jdf.sparkSession(), df.sparkSession.sparkContext.getLocalProperty
+    executions: list[Any] = []
+    # The method is internal to Spark, and a version may lack it.
+    with contextlib.suppress(Py4JError, TypeError):
+        executions = list(session.sharedState().activeStreamingQueries().values())
+    own, called = None, streaming_run(local)
     for execution in executions:
         batch = execution.lastExecution()
         if batch is not None and batch.sparkSession().equals(session):
-            ids = execution.id().toString(), execution.runId().toString()
-            return StreamRun(*ids, name=execution.name() or "")
-    if query := context.getLocalProperty(QUERY_ID) or "":
-        return StreamRun(query, streaming_run(context.getLocalProperty))
+            own = execution
+            break
+        if execution.runId().toString() == called:
+            own = execution
+    if own is not None:
+        ids = own.id().toString(), own.runId().toString()
+        return StreamRun(*ids, name=own.name() or "", execution=own)
+    if query := local(QUERY_ID) or "":
+        return StreamRun(query, called)
     return StreamRun(is_unclear=bool(executions))
-
-
-def streaming_executions(session: Any) -> list[Any]:
-    """Return the running streaming queries of the application. The method is internal to Spark; if
-    a version lacks it, return none."""
-    try:
-        return list(session.sharedState().activeStreamingQueries().values())
-    except (Py4JError, TypeError):
-        return []
 
 
 @contextlib.contextmanager
@@ -203,7 +205,7 @@ _WRITING: Final = ("spark.sql.session.timeZone", "spark.sql.legacy.timeParserPol
 def id_settings(partitions: str = "") -> IdFacts:
     """Return the settings on which the ids of effectively once depend, as the running task has
     them: Spark sends the session's settings with each job, as local properties. `partitions` is
-    what the driver knows of the frame's partitions (`frames.partitions_of`)."""
+    what the driver knows of the frame's partitions (`plans.partitions_of`)."""
     task = TaskContext.get()
     planned_by = {name: _local(task, name) for name in _PLANNING}
     planned_by["the partitions"] = partitions

@@ -61,18 +61,17 @@ from rocket_sink.spark.context import (
     run_of,
     watched_stages,
 )
-from rocket_sink.spark.frames import partitions_of, plan_of, select_needed
+from rocket_sink.spark.frames import plan_of, select_needed
+from rocket_sink.spark.plans import frame_facts, partitions_of
 from rocket_sink.spark.session_checks import (
     append_token,
     check_budget,
     check_reachable,
     check_rights,
     check_session,
-    frame_facts,
     over_budget,
     refuse_chance,
     refused_runs,
-    running_plan,
     tell_unrecorded,
     with_task_rate,
 )
@@ -190,8 +189,9 @@ class BatchWriter:
         if start is None or start.run != run:
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
-            plan = running_plan(df, stream.query_id) if stream.query_id else None
-            if plan is not None:
+            # The frame does not show the plan that made its rows.
+            if stream.execution is not None:
+                plan = stream.execution.analyzedPlan()
                 refuse_chance(self._options, plan_of(df, self._options), plan)
             start = None
         # A query that runs again is known here already, but its run is new.

@@ -14,12 +14,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.console import warn_of_delays
-from rocket_sink.spark.session_checks import (
-    plan_digest,
-    refuse_chance,
-    refuse_own_input,
-    session_setting,
-)
+from rocket_sink.spark.session_checks import refuse_chance, refuse_own_input, session_setting
 
 _LOG: Final = log.logger(__name__)
 _TIME: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
@@ -40,18 +35,6 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
         _warn_of_key(plan.source("sharding_key"))
     warn_of_delays(options, plan)
     return plan
-
-
-def partitions_of(df: DataFrame) -> str:
-    """Return how many partitions the frame has. If the frame is shuffled, return the digest of its
-    plan, which names the number: Spark would run the shuffle to tell it. Return an empty text over
-    Spark Connect, which cannot tell either."""
-    if not is_classic(df.sparkSession):
-        return ""
-    execution = df._jdf.queryExecution()
-    if "Exchange" in execution.executedPlan().toString():
-        return f"those of plan {plan_digest(execution.analyzed())}"
-    return str(execution.toRdd().getNumPartitions())
 
 
 @functools.cache

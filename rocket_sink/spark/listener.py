@@ -38,10 +38,11 @@ from rocket_sink.options import BODY, SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import label_of, say_start
-from rocket_sink.spark.context import epoch_ran_again, run_of, streaming_executions
+from rocket_sink.spark.context import epoch_ran_again, run_of
 from rocket_sink.spark.packs import plan_below
+from rocket_sink.spark.plans import schema_of
 from rocket_sink.spark.runs import Runs
-from rocket_sink.spark.session_checks import refuse_query, schema_of
+from rocket_sink.spark.session_checks import refuse_query
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
@@ -96,12 +97,11 @@ def _fold_and_stop(stop: Callable[[], None], threads: dict[int, FoldThread]) -> 
 def owner_of(df: DataFrame) -> SparkSession:
     """Return the session whose listener hears of the query that gave this frame to a foreachBatch
     function. The frame's own session is a clone of it, which the query has made."""
-    session, run = df.sparkSession, run_of(df).run_id
+    session, execution = df.sparkSession, run_of(df).execution
     if not is_classic(session):
         return session
-    for execution in streaming_executions(df._jdf.sparkSession()):
-        if execution.runId().toString() == run:
-            return SparkSession(session.sparkContext, execution.sparkSession())
+    if execution is not None:
+        return SparkSession(session.sparkContext, execution.sparkSession())
     # An application is running, so this returns its session.
     return SparkSession.builder.getOrCreate()
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import re
 import time
 import uuid
@@ -23,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from rocket_sink.errors import (
     ColumnError,
@@ -47,7 +44,8 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.context import PENDING, PLAN, UNRECORDED, streaming_executions
+from rocket_sink.spark.context import PENDING, PLAN, UNRECORDED
+from rocket_sink.spark.plans import input_folders, plan_digest, schema_of
 from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
@@ -265,31 +263,6 @@ def _chance(options: SinkOptions, columns: ColumnPlan, plan: Any) -> str:
     )
 
 
-def running_plan(df: DataFrame, query_id: str) -> Any:
-    """Return the analyzed plan of a running streaming query; None if there is none. The frame of a
-    foreachBatch function does not show the plan that made its rows."""
-    queries = streaming_executions(df._jdf.sparkSession())
-    return next((q.analyzedPlan() for q in queries if q.id().toString() == query_id), None)
-
-
-def plan_digest(plan: Any) -> str:
-    """Return a digest of a plan's text, which is the same in each application: numbers of columns
-    and addresses of objects are left out."""
-    text = re.sub(r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+", "", plan.toString())
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
-
-
-def frame_facts(df: DataFrame) -> dict[str, str]:
-    """Return facts by which a batch frame is known again: its columns, the digest of its plan and
-    its input folders, which the plan does not name. Spark Connect tells the columns only."""
-    facts = {"columns": df.schema.simpleString(), "call": "sink.write"}
-    if is_classic(df.sparkSession):
-        plan = df._jdf.queryExecution().analyzed()
-        facts["plan"] = plan_digest(plan)
-        facts["input"] = ", ".join(sorted(_input_folders(plan)))
-    return facts
-
-
 def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
     """Let the tasks of a query that starts know its plan, and which epoch an earlier run has begun
     and not ended: Spark sends the settings of the query's own session with each job."""
@@ -386,11 +359,6 @@ def _foreach_sink(writer: Any) -> _ForeachSink | None:
     return next((_foreach_sinks[mark] for mark in marks), None)
 
 
-def schema_of(plan: Any) -> StructType:
-    """Return the schema of a query's frame from its plan in the JVM."""
-    return StructType.fromJson(json.loads(plan.schema().json()))
-
-
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
     """Return an error text if a foreach query's columns do not fit the row contract. Tasks cannot
     check all of it: they see values, and a TIMESTAMP_NTZ value looks like a TIMESTAMP."""
@@ -428,7 +396,7 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
     """Return an error text if the plan reads a folder with one of `files` (name, path), else ""."""
-    for folder in _input_folders(plan):
+    for folder in input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
                 return (
@@ -450,25 +418,6 @@ def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
 def _parts(path: str) -> tuple[str, ...]:
     path = re.sub("^file:/+", "/", path)
     return PurePosixPath(path if ":/" in path else Path(path).absolute()).parts
-
-
-def _input_folders(plan: Any) -> list[str]:
-    """Return the folders of plain files that a query's plan reads. Folders of Delta tables are left
-    out: a table's log names the files that belong to the table."""
-    folders: list[str] = []
-    # These classes are internal to Spark. If a version lacks them, return no folders.
-    with contextlib.suppress(Exception):
-        leaves = plan.collectLeaves()
-        for leaf in map(leaves.apply, range(leaves.size())):
-            kind = leaf.getClass().getSimpleName()
-            if kind == "StreamingRelation" and leaf.sourceName().startswith("FileSource["):
-                folders.append(leaf.sourceName()[len("FileSource[") : -1])
-            elif kind == "LogicalRelation":
-                index = leaf.relation().location()
-                if index.getClass().getSimpleName() == "InMemoryFileIndex":
-                    paths = index.rootPaths()
-                    folders += [paths.apply(n).toString() for n in range(paths.size())]
-    return folders
 
 
 def warn_of_settings(session: Any) -> None:

@@ -183,7 +183,6 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
     runs = [str(uuid.uuid4()) for _ in range(2)]
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
     monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
-    monkeypatch.setattr(foreach_batch, "running_plan", lambda df, query_id: None)
     monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, bool))
     monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
     frame: Any = Frame(StructType([StructField("body", StringType())]))

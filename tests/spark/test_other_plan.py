@@ -14,7 +14,7 @@ import pytest
 from pyspark import TaskContext
 
 from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.spark.session_checks import plan_digest
+from rocket_sink.spark.plans import plan_digest
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
 

@@ -1,0 +1,69 @@
+"""What the plans of Spark's queries tell: a digest, columns, input folders, partitions. Plans are
+objects of the JVM, so Spark Connect shows none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from rocket_sink.ledger.storage import is_classic
+
+
+def plan_digest(plan: Any) -> str:
+    """Return a digest of a plan's text, which is the same in each application: numbers of columns
+    and addresses of objects are left out."""
+    text = re.sub(r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+", "", plan.toString())
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def schema_of(plan: Any) -> StructType:
+    """Return the schema of a query's frame from its plan in the JVM."""
+    return StructType.fromJson(json.loads(plan.schema().json()))
+
+
+def input_folders(plan: Any) -> list[str]:
+    """Return the folders of plain files that a query's plan reads. Folders of Delta tables are left
+    out: a table's log names the files that belong to the table."""
+    folders: list[str] = []
+    # These classes are internal to Spark. If a version lacks them, return no folders.
+    with contextlib.suppress(Exception):
+        leaves = plan.collectLeaves()
+        for leaf in map(leaves.apply, range(leaves.size())):
+            kind = leaf.getClass().getSimpleName()
+            if kind == "StreamingRelation" and leaf.sourceName().startswith("FileSource["):
+                folders.append(leaf.sourceName()[len("FileSource[") : -1])
+            elif kind == "LogicalRelation":
+                index = leaf.relation().location()
+                if index.getClass().getSimpleName() == "InMemoryFileIndex":
+                    paths = index.rootPaths()
+                    folders += [paths.apply(n).toString() for n in range(paths.size())]
+    return folders
+
+
+def frame_facts(df: DataFrame) -> dict[str, str]:
+    """Return facts by which a batch frame is known again: its columns, the digest of its plan and
+    its input folders, which the plan does not name. Spark Connect tells the columns only."""
+    facts = {"columns": df.schema.simpleString(), "call": "sink.write"}
+    if is_classic(df.sparkSession):
+        plan = df._jdf.queryExecution().analyzed()
+        facts["plan"] = plan_digest(plan)
+        facts["input"] = ", ".join(sorted(input_folders(plan)))
+    return facts
+
+
+def partitions_of(df: DataFrame) -> str:
+    """Return how many partitions the frame has. If the frame is shuffled, return the digest of its
+    plan, which names the number: Spark would run the shuffle to tell it. Return an empty text over
+    Spark Connect, which cannot tell either."""
+    if not is_classic(df.sparkSession):
+        return ""
+    execution = df._jdf.queryExecution()
+    if "Exchange" in execution.executedPlan().toString():
+        return f"those of plan {plan_digest(execution.analyzed())}"
+    return str(execution.toRdd().getNumPartitions())
