@@ -23,9 +23,17 @@ from typing import Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of, resolve_path
+from rocket_sink.ledger.path import (
+    LOG_FOLDER,
+    NOTES,
+    LedgerPath,
+    is_remote,
+    make_folder_of,
+    resolve_path,
+)
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.storage import Properties, remember
+from rocket_sink.options import SinkOptions
 from rocket_sink.private_file import check_folder
 
 TOKENS: Final = "tokens"
@@ -141,3 +149,12 @@ def worker_and_user() -> str:
     """Return this process's worker name and user, for messages."""
     user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "?")
     return f"{worker_name()} as user {user}"
+
+
+def may_hand_over(options: SinkOptions) -> bool:
+    """Return whether tasks hand their ledger rows to the driver (`ledgerVia=spark`), or do so if
+    they do not reach the ledger's store (`auto`). Hosts share the folder of a local ledger, or
+    `LedgerToken.check` raises an error; and notes of tasks cannot be handed over."""
+    if options.ledger_via == "auto":
+        return is_remote(options.ledger) and not options.using_ledger_files
+    return bool(options.ledger) and options.ledger_via == "spark"

@@ -252,7 +252,7 @@ class RequestTraces(_TraceSender):
         except RocketSinkError as error:
             self._lose(error)
 
-    def took(self, completion: Completion) -> bool:
+    def take(self, completion: Completion) -> bool:
         """Count the completion of a trace message; return False for any other completion."""
         if completion.token is not self:
             return False
@@ -264,7 +264,7 @@ class RequestTraces(_TraceSender):
         """Wait for traces to be written, at most `_CLOSE_S`. No other request may be in flight."""
         if self.in_flight:
             for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
-                self.took(completion)
+                self.take(completion)
 
 
 def _type_of_wire(properties: Mapping[str, str], *, half: bool) -> MessageType:

@@ -151,7 +151,7 @@ class RocketMQDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise ConfigurationError('a topic cannot be overwritten; use mode("append")')
-        options, plan = self._checked(schema)
+        options, plan = self._check_options(schema)
         if self.is_local and isinstance(error := name_server_answer(options), SendError):
             raise error
         # Spark creates writers on the driver's host, even for Connect clients.
@@ -161,20 +161,20 @@ class RocketMQDataSource(DataSource):
             batch = begin_batch(options, run, facts)
         query = batch.query_id if batch is not None else _begin_write(options, run)
         writer = BatchWriter(options, plan, run, query, token=token, batch=batch)
-        writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)
+        writer.lineage_run = lineage.start(options, run, "write", schema, is_stream=False)
         lineage.flush(writer.lineage_run)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         # Spark sets `overwrite` for outputMode("complete"), which sends the whole result.
-        options, plan = self._checked(schema)
+        options, plan = self._check_options(schema)
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
         refuse_batch_id(options)
         freeze_once()
         folded = not options.ledger or options.ledger in self.folded
         return kind(options, plan, token=spool_token(options), folded=folded)
 
-    def _checked(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
+    def _check_options(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
         from rocket_sink.spark.console import warn_of_delays
 
         if self.storage:
@@ -333,7 +333,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             done = [message for message in messages if isinstance(message, TaskMessage)]
             self.batch.check({ROWS_FACT: sum(message.summary.rows_in for message in done)})
             say_repeated(self.options)
-            lineage.ended_elsewhere(self.run_id, self.lineage_run, {})
+            lineage.end_elsewhere(self.run_id, self.lineage_run, {})
             return
         from rocket_sink.task.queue_snapshot import forget_queues
 
@@ -341,7 +341,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         say_end(f"the write {self.run_id}", counts, self.options.ledger)
         self._end(counts)
         forget_queues(self.options, self.query_id, counts)
-        lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)
+        lineage.end_elsewhere(self.run_id, self.lineage_run, counts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
@@ -350,7 +350,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             self._end()
         finally:
             error = "the write failed: see the error of its save()"
-            lineage.ended_elsewhere(self.run_id, self.lineage_run, {}, error)
+            lineage.end_elsewhere(self.run_id, self.lineage_run, {}, error)
 
     def _end(self, counts: Mapping[str, Any] | None = None) -> None:
         """Remove the notes that tasks wrote beside the ledger. If a named write failed (`counts` is

@@ -89,7 +89,7 @@ _NO_FILES: Final = (
 )
 
 
-def _sent(
+def _send_rows(
     options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
     batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
     sequence: int | None, partitions: str,
@@ -99,9 +99,9 @@ def _sent(
     ctx = run_context(options, lane, epoch=epoch, query_id=query, run_id=run)
     rows: list[pa.RecordBatch] = []
 
-    def drained() -> Iterator[pa.RecordBatch]:
-        made, rows[:] = list(rows), []
-        for batch in made:
+    def take_rows() -> Iterator[pa.RecordBatch]:
+        ready, rows[:] = list(rows), []
+        for batch in ready:
             yield batch if sequence is None else placed(batch, sequence)
 
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
@@ -111,9 +111,9 @@ def _sent(
     ) as runner:  # fmt: skip
         for batch in batches:
             runner.feed(batch, plan)
-            yield from drained()
+            yield from take_rows()
         runner.finish()
-    yield from drained()
+    yield from take_rows()
 
 
 class _Start(NamedTuple):
@@ -196,7 +196,7 @@ class BatchWriter:
             start = None
         # A query that runs again is known here already, but its run is new.
         if run and lineage.is_on():
-            lineage.started(self._options, run, query, df.schema)
+            lineage.start(self._options, run, query, df.schema)
         if not self._options.ledger:
             self._starts[query] = _Start(run, _NOWHERE)
             sent = self._send(df, "foreach_batch", epoch, query, run or query)
@@ -246,7 +246,7 @@ class BatchWriter:
         process at a time writes a `batchId`: raise a LedgerError if another process writes it."""
         check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
-        lineage.started(self._options, run, "write", df.schema, is_stream=False)
+        lineage.start(self._options, run, "write", df.schema, is_stream=False)
         try:
             with self._lock() as lock:
                 if lock is None:
@@ -258,9 +258,9 @@ class BatchWriter:
                     )
                 summary = self._write(df, run)
         except BaseException as error:
-            lineage.ended(run, {}, f"{type(error).__name__}: {first_line(error)}")
+            lineage.end(run, {}, f"{type(error).__name__}: {first_line(error)}")
             raise
-        lineage.ended(run, {"acked": summary.acked, "degraded": summary.degraded})
+        lineage.end(run, {"acked": summary.acked, "degraded": summary.degraded})
         return summary
 
     def _lock(self) -> contextlib.AbstractContextManager[object]:
@@ -371,7 +371,7 @@ class BatchWriter:
         check_rights(self._options)
         needed, plan = select_needed(df, plan_of(df, self._options))
         send = partial(
-            _sent, with_task_rate(self._options, session), plan, lane, epoch, query, run,
+            _send_rows, with_task_rate(self._options, session), plan, lane, epoch, query, run,
             check_group=group, again=again, token=token,
             sequence=append.sequence if append is not None else None,
             partitions=partitions_of(df) if self._options.delivery == "effectively_once" else "",

@@ -59,7 +59,7 @@ def is_on() -> bool:
     return is_set and importlib.util.find_spec("openlineage") is not None
 
 
-def started(
+def start(
     options: SinkOptions, run: str, query: str, schema: StructType, *, is_stream: bool = True
 ) -> Run | None:
     """Send START, once per run. Return the run; None if no events are sent."""
@@ -73,27 +73,25 @@ def started(
     return _runs[run]
 
 
-def failed(run: str, error: str) -> None:
-    """Note that a run has failed, so that `ended` sends FAIL."""
+def note_error(run: str, error: str) -> None:
+    """Note that a run has failed, so that `end` sends FAIL."""
     if run in _runs:
         _runs[run].error = error
 
 
-def ended(run: str, counts: Mapping[str, int], error: str = "") -> None:
+def end(run: str, counts: Mapping[str, int], error: str = "") -> None:
     """Send COMPLETE or FAIL of a run that has started, with the rows that are stored."""
     if (state := _runs.pop(run, None)) is not None:
         state.error = state.error or error
         _emit("FAIL" if state.error else "COMPLETE", run, state, counts)
 
 
-def ended_elsewhere(
-    run: str, state: Run | None, counts: Mapping[str, int], error: str = ""
-) -> None:
+def end_elsewhere(run: str, state: Run | None, counts: Mapping[str, int], error: str = "") -> None:
     """Send COMPLETE or FAIL (with an `error`) of a run that another process has started, and wait
-    for the collector. `state` is the run, from `started`."""
+    for the collector. `state` is the run, from `start`."""
     if state is not None:
         _runs[run] = state
-        ended(run, counts, error)
+        end(run, counts, error)
         flush(state)
 
 

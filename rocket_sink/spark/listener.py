@@ -31,7 +31,7 @@ from rocket_sink.ledger.driver.folded import FoldedLedger
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.query.live import observe
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.transport.handed import may_hand_over
+from rocket_sink.ledger.token import may_hand_over
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.net import log
 from rocket_sink.options import BODY, SinkOptions
@@ -152,7 +152,7 @@ class QueryListener(StreamingQueryListener):
         hands_over = may_hand_over(options)
         self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
         if lineage.is_on():
-            lineage.started(options, run, query, schema_of(plan_below(plan)))
+            lineage.start(options, run, query, schema_of(plan_below(plan)))
 
 
 class FoldThread:

@@ -64,7 +64,7 @@ class Runs:
 
     def end(self, run_id: str, error: str) -> None:
         """Note an end. The query itself raises its `error`, so do not warn of a lack of rows."""
-        lineage.failed(run_id, error)
+        lineage.note_error(run_id, error)
         if (run := self._runs.get(run_id)) is not None:
             run.has_begun, run.is_running = True, False
             run.ledger = "" if error else run.ledger
@@ -106,7 +106,7 @@ class Runs:
             uris = [ledger.place.uri for ledger in ledgers if ledger.accounts is not None]
             if run.ledger in uris and not counts:
                 say_no_rows(run.label, run.ledger, is_early=not run.has_begun)
-            lineage.ended(run_id, counts)
+            lineage.end(run_id, counts)
 
 
 def _say_end(run_id: str, run: Run, ledger: FoldedLedger) -> Counter[str]:

@@ -38,8 +38,7 @@ from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_
 from rocket_sink.ledger.epoch_starts import unrecorded_epoch
 from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.token import LedgerToken
-from rocket_sink.ledger.transport.handed import may_hand_over
+from rocket_sink.ledger.token import LedgerToken, may_hand_over
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited

@@ -93,13 +93,13 @@ class DeadLetterTopic:
                 self.in_flight += 1
                 self._engine.submit(request)
             while self.in_flight >= _WINDOW:
-                self._others += [c for c in self._engine.poll(_POLL_S) if not self.took(c)]
+                self._others += [c for c in self._engine.poll(_POLL_S) if not self.take(c)]
 
-    def took(self, completion: Completion) -> bool:
+    def take(self, completion: Completion) -> bool:
         """Handle the completion and return True if it belongs to a request of this object."""
         if completion.token is not self:
             return False
-        self._recorder.dead_letter_attempts(completion)
+        self._recorder.add_letter_attempts(completion)
         self.in_flight -= 1
         if completion.outcome.delivered:
             self._failures = 0
@@ -193,7 +193,7 @@ class DeadLetterWriter:
         has_several = request.message_count > 1 and not request.alone
         return has_several and isinstance(completion.error, _POISON)
 
-    def request(self, request: PendingRequest, completion: Completion) -> None:
+    def give_up(self, request: PendingRequest, completion: Completion) -> None:
         """Give up a request, and hold back the messages that must not overtake it."""
         error = completion.error
         assert error is not None
@@ -224,13 +224,13 @@ class DeadLetterWriter:
         )  # fmt: skip
         self._write(request, why, Outcome.NOT_SENT)
 
-    def rows(self, rows: RowBatch, error: SendError) -> None:
+    def give_up_rows(self, rows: RowBatch, error: SendError) -> None:
         """Give up rows without a route, and later rows of their keys: the topic may get a route."""
         assert isinstance(rows.topic, str)
         if not rows.is_delayed:
             keys = self._note(rows.topic, rows.order_keys())
             self._held.setdefault(rows.topic, set()).update(keys)
-        self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
+        self._recorder.add_rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.add_failed(error.outcome, error.code, len(rows), error.text)
         self._totals.note_other_failure()
 
@@ -251,7 +251,7 @@ class DeadLetterWriter:
             if len(indices):
                 back = rows.take(indices)
                 self._note(topic, back.order_keys())
-                self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
+                self._recorder.add_rows(back, reason="held_back", codes=HELD_BACK, texts=text)
                 self._totals.add_failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
                 if text is _HELD_BEFORE:
                     self._totals.note_other_failure()
@@ -322,7 +322,7 @@ class DeadLetterWriter:
             columns |= {
                 "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
             }  # fmt: skip
-        self._recorder.letters(columns, len(messages))
+        self._recorder.add_letters(columns, len(messages))
         self._totals.add_failed(outcome, error.code, len(messages), error.text)
 
 

@@ -73,7 +73,7 @@ class LedgerRecorder:
         if self._intents is not None:
             self._intents.append(request)
 
-    def attempts(self, completion: Completion) -> None:
+    def add_attempts(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
         doubtful, facts = False, None
         if completion.stored is not None and request.columns is not None:
@@ -94,7 +94,7 @@ class LedgerRecorder:
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
-    def dead_letter_attempts(self, completion: Completion) -> None:
+    def add_letter_attempts(self, completion: Completion) -> None:
         """Record the attempts of a request to the dead-letter topic, with a negative number."""
         self._letter_sends -= 1
         self._attempts += [
@@ -103,7 +103,7 @@ class LedgerRecorder:
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
-    def without_route(self, error: SendError, topic: str) -> None:
+    def add_missing_route(self, error: SendError, topic: str) -> None:
         """Record the error that ends the task because its topic has no route. No request was made,
         so the row is a wait without a broker, and its request number is 0."""
         wait = AttemptRecord(
@@ -119,9 +119,9 @@ class LedgerRecorder:
         indices = pa.array([refusal.row for refusal in refused], pa.int64()).to_numpy()
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
-        self.rows(rows.take(indices), reason="data", codes=codes, texts=texts)
+        self.add_rows(rows.take(indices), reason="data", codes=codes, texts=texts)
 
-    def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
+    def add_rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
         """Record rows that become dead letters before they are encoded. `codes` and `texts` of the
         errors are columns, or one value for all rows."""
         columns: dict[str, Any] = rows.columns()
@@ -132,9 +132,9 @@ class LedgerRecorder:
             "last_error_code": codes, "last_error": texts,
             "reason": reason, "outcome": "not_sent", "attempts": 0,
         }  # fmt: skip
-        self.letters(columns, len(rows))
+        self.add_letters(columns, len(rows))
 
-    def letters(self, columns: Mapping[str, Any], count: int) -> None:
+    def add_letters(self, columns: Mapping[str, Any], count: int) -> None:
         """Record dead letters; the columns are those of `dead_letter_rows`."""
         if self._is_replay and columns["reason"] != "data":
             columns = {**columns, "maybe_duplicate": True}
@@ -147,11 +147,11 @@ class LedgerRecorder:
             self._emit(batch)
             self.on_dead_letters(batch)
 
-    def isolations(self, isolations: Sequence[Isolation]) -> None:
+    def add_isolations(self, isolations: Sequence[Isolation]) -> None:
         if isolations:
             self._emit(isolation_rows(isolations, self.ctx))
 
-    def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
+    def add_account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
         """Record the counts of the task attempt as its last row."""
         self.flush_intents()
         self._flush_attempts()

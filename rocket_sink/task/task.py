@@ -100,7 +100,7 @@ class RequestSender:
         """End all requests without waiting. Record and count the messages that were sent."""
         for completion in [*self._unhandled, *self._engine.drain(now_s)]:
             if not self._is_beside(completion):
-                self._recorder.attempts(completion)
+                self._recorder.add_attempts(completion)
                 request: PendingRequest = completion.token
                 self._totals.add_cut_off(
                     completion.outcome, request.message_count,
@@ -179,12 +179,12 @@ class RequestSender:
 
     def _is_beside(self, completion: Completion) -> bool:
         """Handle the completion and return True if it is of a trace or of the dead-letter topic."""
-        is_trace = self._traces is not None and self._traces.took(completion)
-        return is_trace or self._letter_topic.took(completion)
+        is_trace = self._traces is not None and self._traces.take(completion)
+        return is_trace or self._letter_topic.take(completion)
 
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
-        self._recorder.attempts(completion)
+        self._recorder.add_attempts(completion)
         # An attempt of a group counts as one attempt per message.
         attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
         request.attempts += attempts
@@ -240,7 +240,7 @@ class RequestSender:
             request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
             request.first_error = request.first_error or error
             return request.split()
-        self.dead_letters.request(request, completion)
+        self.dead_letters.give_up(request, completion)
         # A broker that is only silent may be frozen, and store the request when it thaws.
         is_absent = completion.outcome is Outcome.NOT_SENT or isinstance(error, InvalidQueueError)
         if is_absent and (queue := self._strict_queue(request)) is not None:
@@ -335,11 +335,11 @@ class TaskSender:
         self._close(complete=False)
 
     def _close(self, *, complete: bool) -> None:
-        self._recorder.isolations(self._engine.isolations())
+        self._recorder.add_isolations(self._engine.isolations())
         if self._replay is not None and self._replay.may_double:
-            self._totals.all_possible_duplicates()
+            self._totals.count_all_as_duplicates()
         duration_s = self._clock() - self._started_s
-        self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
+        self._recorder.add_account(self.summary, complete=complete, duration_s=duration_s)
         self._sender.close()
         self._sorter.close()
 
@@ -350,7 +350,7 @@ class TaskSender:
         self._sender.poll(0.0)
         while self._sender.ordered.is_full:
             self._sender.poll(_POLL_S)
-        self._recorder.isolations(self._engine.isolations())
+        self._recorder.add_isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
         assert isinstance(rows.topic, str)
@@ -380,9 +380,9 @@ class TaskSender:
             # The option's topic is the topic of all rows. If all became dead letters, the query
             # would consume its whole source. So fail the task.
             if self._sender.options.topic or not isinstance(error, NoRouteError):
-                self._recorder.without_route(error, topic)
+                self._recorder.add_missing_route(error, topic)
                 raise
-            self._dead_letters.rows(self._dead_letters.without_held(rows), error)
+            self._dead_letters.give_up_rows(self._dead_letters.without_held(rows), error)
             return None
         self._sender.limit_batches(info)
         queues = queues_of(info) if self._sender.options.ordering == "none" else self._queues(info)
@@ -407,4 +407,4 @@ class TaskSender:
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         if refused:
             self._recorder.add_refused(rows, refused)
-            self._totals.invalid(Counter(refusal.code for refusal in refused), refused[0].text)
+            self._totals.add_invalid(Counter(refusal.code for refusal in refused), refused[0].text)

@@ -198,12 +198,12 @@ class RowTotals:
         """Count rows that a broker may have stored in part, and that are sent again."""
         self.summary.duplicates_possible += rows
 
-    def all_possible_duplicates(self) -> None:
+    def count_all_as_duplicates(self) -> None:
         """Count each stored row as a possible duplicate: an earlier attempt may have stored it
         under another id."""
         self.summary.duplicates_possible = self.summary.acked + self.summary.degraded
 
-    def invalid(self, codes: Mapping[str, int], example: str) -> None:
+    def add_invalid(self, codes: Mapping[str, int], example: str) -> None:
         rows = sum(codes.values())
         self.summary.dead += rows
         self.summary.invalid += rows

@@ -20,16 +20,11 @@ from rocket_sink.errors import DamagedSpoolError, LedgerError, OptionError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import remember
-from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.token import LedgerToken, may_hand_over
 from rocket_sink.ledger.transport import handed
 from rocket_sink.ledger.transport.accumulator import _RowsOnDriver
 from rocket_sink.ledger.transport.files import sealed_files
-from rocket_sink.ledger.transport.handed import (
-    HandedRows,
-    RowsInMemory,
-    may_hand_over,
-    spool_handed,
-)
+from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions

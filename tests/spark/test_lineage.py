@@ -190,7 +190,7 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
         monkeypatch.setattr(foreach_batch, "run_of", lambda frame, run=run: StreamRun("query", run))
         for epoch in range(2):
             writer.write_epoch(frame, epoch)
-        lineage.ended(run, {"acked": 2})
+        lineage.end(run, {"acked": 2})
     wait_for(lambda: len(collector.events) >= 4)
     events = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
     assert events == [(run, kind) for run in runs for kind in ("START", "COMPLETE")]
@@ -206,7 +206,7 @@ def test_events_need_no_installed_metadata(
 
     monkeypatch.setattr(importlib.metadata, "metadata", metadata)
     options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.started(options, str(uuid.uuid4()), "write", StructType(), is_stream=False)
+    lineage.start(options, str(uuid.uuid4()), "write", StructType(), is_stream=False)
     wait_for(lambda: bool(collector.events))
     judge(collector.events[0])
 
@@ -267,12 +267,12 @@ def test_a_collector_that_is_down_costs_a_warning(
     monkeypatch.setattr(lineage, "_LAST_S", DEADLINE_S)
     run = "01890a5d-ac96-774b-bcce-b302099a8057"
     options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
+    lineage.start(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
     for emitter in lineage.emitters:
         emitter.finish()
     assert f"no START of the run {run}" in caplog.text
-    lineage.ended(run, {})
-    lineage.ended(run, {})
+    lineage.end(run, {})
+    lineage.end(run, {})
     assert collector.events == []
 
 
@@ -287,8 +287,8 @@ def test_nothing_is_sent_without_a_wish(
         monkeypatch.delenv("OPENLINEAGE_NAMESPACE")
     run = "01890a5d-ac96-774b-bcce-b302099a8057"
     options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
-    lineage.ended(run, {"acked": 1})
+    lineage.start(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
+    lineage.end(run, {"acked": 1})
     for emitter in lineage.emitters:
         emitter.finish()
     assert collector.events == []

@@ -15,7 +15,8 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.transport.handed import HandedRows, may_hand_over, spool_handed
+from rocket_sink.ledger.token import may_hand_over
+from rocket_sink.ledger.transport.handed import HandedRows, spool_handed
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 

@@ -14,25 +14,15 @@ from typing import Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, is_remote
+from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import BatchWriter
 from rocket_sink.net import log
-from rocket_sink.options import SinkOptions
 
 _LOG: Final = log.logger(__name__)
 _MOST_BYTES: Final = 64 * 1024 * 1024
 """Limit of a task's rows. The rows of a whole epoch must fit into `spark.driver.maxResultSize`."""
-
-
-def may_hand_over(options: SinkOptions) -> bool:
-    """Return whether tasks hand their ledger rows to the driver (`ledgerVia=spark`), or do so if
-    they do not reach the ledger's store (`auto`). Hosts share the folder of a local ledger, or
-    `LedgerToken.check` raises an error; and notes of tasks cannot be handed over."""
-    if options.ledger_via == "auto":
-        return is_remote(options.ledger) and not options.using_ledger_files
-    return bool(options.ledger) and options.ledger_via == "spark"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext, worker_name
-from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, may_hand_over
+from rocket_sink.ledger.token import LedgerToken, may_hand_over
+from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -22,7 +23,6 @@ from rocket_sink.options import SinkOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rocket_sink.ledger.token import LedgerToken
 
 _LOG: Final = log.logger(__name__)
 _warned: set[str] = set()

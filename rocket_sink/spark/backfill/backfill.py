@@ -153,8 +153,8 @@ class Backfill:
         letters = self._pending()
         if letters is None:
             return Plan()
-        plan = self._counted(letters)
-        plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
+        plan = self._plan_of(letters)
+        plan.sample = self._sample_of(letters, sample) if sample and plan.selected else []
         return plan
 
     def waiting(self) -> dict[str, int] | None:
@@ -203,8 +203,8 @@ class Backfill:
             on_dead_letters=letter_counter.add, pin_new=self._source.pins_new,
             move_keys=self.move_keys,
         )  # fmt: skip
-        frame = self._ordered(self._chosen(letters), tasks)
-        with _reporting(progress, letter_counter):
+        frame = self._in_order(self._chosen(letters), tasks)
+        with _reports(progress, letter_counter):
             for row in frame.mapInArrow(send, RESULT_DDL).collect():
                 total.add(row)
         self.ledger.sync(self.spark, wait_s=FULL_SYNC_WAIT_S)
@@ -216,22 +216,22 @@ class Backfill:
     def _chosen(self, letters: DataFrame) -> DataFrame:
         """Return the letters that the selection's filters, tries and limit choose."""
         selection = self.selection
-        chosen = self._marked(letters).where("_chosen")
+        chosen = self._with_marks(letters).where("_chosen")
         if selection.limit is not None:
             chosen = chosen.orderBy("_place", "letter_id").limit(selection.limit)
         return chosen
 
-    def _marked(self, letters: DataFrame) -> DataFrame:
+    def _with_marks(self, letters: DataFrame) -> DataFrame:
         wanted = self._source.wanted(letters, self.selection)
         if not self.options.topic:
             wanted = wanted & letters["topic"].isNotNull()
         return marked(letters, wanted, self.selection)
 
-    def _counted(self, letters: DataFrame) -> Plan:
+    def _plan_of(self, letters: DataFrame) -> Plan:
         """Count the dead letters in one pass, and in a second pass if there is a limit."""
         selection = self.selection
         sized = letters.withColumn("size", F.octet_length("body"))
-        grouped = self._marked(sized).groupBy("reason", "topic").agg(
+        grouped = self._with_marks(sized).groupBy("reason", "topic").agg(
             F.count("*").alias("pending"), *_sums("_chosen"),
             F.expr("count_if(size IS NULL)").alias("bodiless"),
             F.expr("count_if(_tired)").alias("tired"), F.expr("count_if(_behind)").alias("behind"),
@@ -255,7 +255,7 @@ class Backfill:
             plan.count_selected(chosen.agg(*_sums("true")).head())
         return plan
 
-    def _sampled(self, letters: DataFrame, count: int) -> list[dict[str, Any]]:
+    def _sample_of(self, letters: DataFrame, count: int) -> list[dict[str, Any]]:
         names = ("at", "topic", "tags", "keys", "sharding_key", "reason", "last_error_code",
                  "last_error", "body_bytes", "message_id", "letter_id", "tries")  # fmt: skip
         chosen = self._chosen(letters)
@@ -268,7 +268,7 @@ class Backfill:
                 row["at"] = row["at"].astimezone(dt.timezone.utc)
         return rows
 
-    def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
+    def _in_order(self, letters: DataFrame, tasks: int) -> DataFrame:
         """Return the letters with each key in one partition, sorted by `_place`."""
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
         named = ("unknown_at", "was_stored", *SENT_COLUMNS)
@@ -320,7 +320,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
 
 
 @contextlib.contextmanager
-def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
+def _reports(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
     """Call `progress` with the value of `ended` from a thread, and once more at the end."""
     if progress is None:
         yield

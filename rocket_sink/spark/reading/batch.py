@@ -88,8 +88,8 @@ class MessageReader(DataSourceReader):
     def range_of(self, admin: Admin, queue: MessageQueue) -> QueueRange:
         """Return the range that the options ask for; report messages of it that are gone."""
         read, lowest, highest = self.asked, admin.min_offset(queue), admin.max_offset(queue)
-        begin = _resolved(read.starts, queue, lowest, highest)
-        end = _resolved(read.ends, queue, lowest, highest)
+        begin = _offset_of(read.starts, queue, lowest, highest)
+        end = _offset_of(read.ends, queue, lowest, highest)
         if begin > highest:
             self.report_loss(f"{queue} ends at offset {highest}; startingOffsets asks for {begin}")
         if read.start_timestamp >= 0:
@@ -162,7 +162,7 @@ def queue_name(queue: MessageQueue) -> str:
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
-def _resolved(
+def _offset_of(
     offsets: tuple[int, dict[str, int]], queue: MessageQueue, lowest: int, highest: int
 ) -> int:
     default, by_queue = offsets

@@ -10,7 +10,8 @@ that starts again reads on where its last epoch ended, and a repeated epoch read
   topic was deleted or made anew with fewer messages, or brokers refuse to read the queue.
 
 Spark calls all methods but `read` in one process per query. Before 4.2 it tells the reader no start
-of an epoch, and asks for the first offset after the first end. So the reader remembers both."""
+of an epoch, and asks for the first offset after the first end. So the reader remembers both: the
+former is where its last look ended."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     options: SinkOptions
     _admin: Admin | None = field(default=None, init=False, repr=False)
     _ends: Offsets = field(default_factory=dict, init=False)
-    """The ends of the queues, as of the last look."""
+    """The ends of the queues, as of the last look; before it, of the epoch that runs again."""
     _queues: list[MessageQueue] = field(default_factory=list, init=False)
     _last_offsets: Offsets | None = field(default=None, init=False)
     """The ends at the start of a query with the trigger availableNow."""
@@ -77,8 +78,6 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The time at which the last epoch began."""
     _first: Offsets | None = field(default=None, init=False)
     """The offsets with which a new query begins."""
-    _seen: Offsets = field(default_factory=dict, init=False)
-    """The offsets that this process knows of, for Spark before 4.2."""
     _noted: Offsets = field(default_factory=dict, init=False)
     """The offsets that brokers have noted for the consumer group."""
 
@@ -98,7 +97,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Offsets]:  # noqa: N802 (Spark's names)
         if self._first is None:
-            admin, batch = self._connected(), MessageReader(self.asked, self.options)
+            admin, batch = self._connect(), MessageReader(self.asked, self.options)
             queues = admin.queues(self.options.topic)
             batch.check_named(queues)
             begins = {queue: batch.range_of(admin, queue).begin for queue in queues}
@@ -124,7 +123,8 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A failure is Spark's to see: it asks again if the query is a new one.
             with contextlib.suppress(ConfigurationError):
                 self.initialOffset()
-        begins = dict(self._seen) if start is None else self._offsets(start)
+        # Spark before 4.2 sets no limit, so its epoch before ended where the last look did.
+        begins = dict(self._ends) if start is None else self._offsets(start)
         if start is not None:
             self._note(begins)  # The epoch before is finished, and Spark may commit it much later.
         ends = self._look(begins, is_whole=start is not None)
@@ -140,7 +140,6 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for name, share in _shares(waiting, most).items()
             }
         self._epoch_s = time.monotonic()
-        self._seen.update(ends)
         return {self._topic: ends}
 
     def reportLatestOffset(self) -> dict[str, Offsets]:  # noqa: N802
@@ -149,7 +148,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
         begins, ends = self._offsets(start), self._offsets(end)
-        self._seen.update({**begins, **ends})
+        self._ends = {**begins, **ends, **self._ends}
         if missing := begins.keys() - ends.keys():
             raise ConfigurationError(
                 f"the broker of {', '.join(sorted(missing))} was away when the query started again,"
@@ -176,7 +175,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._admin.close()
             self._admin = None
 
-    def _connected(self) -> Admin:
+    def _connect(self) -> Admin:
         if self._admin is None:
             self._admin = Admin(self.options)
         return self._admin
@@ -192,7 +191,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _after(self, queue: MessageQueue, offset: int) -> int:
         """Return the offset after a message that is older than `startTimestamp`: for a time after
         the newest message, brokers before 5.2 return that message's offset."""
-        messages, _ = self._connected().pull(queue, offset, max_messages=1)
+        messages, _ = self._connect().pull(queue, offset, max_messages=1)
         is_older = any(each.store_ms < self.asked.start_timestamp for each in messages)
         return offset + is_older
 
@@ -205,7 +204,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._noted.get(name) == offset or queue.broker_name in away:
                 continue
             try:
-                self._connected().set_consumer_offset(queue, self.asked.consumer_group, offset)
+                self._connect().set_consumer_offset(queue, self.asked.consumer_group, offset)
                 self._noted[name] = offset
             except RocketSinkError as error:
                 away.add(queue.broker_name)
@@ -223,7 +222,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise its error if `begins` lacks them and is not `is_whole`."""
         ends, failures = dict(begins), dict[str, SendError | str]()
         try:
-            self._queues = self._connected().queues(self.options.topic)
+            self._queues = self._connect().queues(self.options.topic)
         except SendError as error:
             # Without a route, either the topic is deleted, and brokers say so by its ends, or all
             # its brokers are away.
@@ -236,7 +235,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue.broker_name in failures:
                 continue
             try:
-                ends[queue_name(queue)] = self._connected().max_offset(queue)
+                ends[queue_name(queue)] = self._connect().max_offset(queue)
             except SendError as error:
                 is_kept = is_whole or queue_name(queue) in begins
                 if not is_away(error) or not is_kept:
@@ -270,7 +269,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _range(self, name: str, begin: int, end: int) -> QueueRange:
         whole, lowest = QueueRange(self._queue(name), begin, end), 0
         with contextlib.suppress(SendError):  # The task waits for its broker, and checks again.
-            lowest = self._connected().min_offset(whole.queue)
+            lowest = self._connect().min_offset(whole.queue)
         if begin > end:
             self._batch.report_loss(
                 f"{whole.queue} ends at offset {end}; the checkpoint has {begin}, so the topic was "
