@@ -305,6 +305,38 @@ def end_write(place: LedgerPath, app_id: str) -> None:
         NoteStore(place, _WRITES).remove(folder_part(app_id))
 
 
+def begin_named_write(
+    options: SinkOptions, run: str, *, takes_over: bool = True
+) -> tuple[str, bool]:
+    """Note the begin of a batch write, if an `appId` names it. Return the write's query id, and
+    whether an earlier write of the `appId` did not succeed.
+
+    Each write has an id of its own: in the ledger, rows of a later write with the same id would
+    replace its rows. But with effectively once, a write that `takes_over` continues the unfinished
+    write under that write's id, so its tasks look up the messages that are sent already."""
+    app_id = options.app_id
+    own = f"{app_id}/{run}" if app_id else run
+    if not (app_id and options.ledger):
+        return own, False
+    write, again = begin_write(resolve_path(options.ledger), app_id, run)
+    if again and takes_over and options.delivery == "effectively_once":
+        return f"{app_id}/{write}", True
+    return own, again
+
+
+def end_named_write(
+    place: LedgerPath, options: SinkOptions, query_id: str, *, is_done: bool
+) -> None:
+    """Remove the notes of a batch write and its tasks. If a write with an `appId` or `batchId` has
+    failed, or is over its budget, keep them for the next one."""
+    if is_done and options.app_id and not options.batch_id:
+        end_write(place, options.app_id)
+    is_named = options.app_id or options.batch_id
+    if options.delivery == "effectively_once" and (is_done or not is_named):
+        with contextlib.suppress(OSError, LedgerError):
+            NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
+
+
 @dataclass(frozen=True)
 class NamedBatch:
     """A batch write with a `batchId`, as its note shows it.
@@ -372,12 +404,6 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     batch = NamedBatch(place, file, note, is_new)
     batch.check(facts)
     return batch
-
-
-def forget_tasks(place: LedgerPath, query_id: str) -> None:
-    """Remove the task notes of a batch write that has ended; no later write has its id."""
-    with contextlib.suppress(OSError, LedgerError):
-        NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
 
 
 @functools.lru_cache(maxsize=_CACHED_CLAIMS)

@@ -29,7 +29,13 @@ from pyspark.sql.datasource import (
 
 from rocket_sink.errors import ColumnError, ConfigurationError, SendError
 from rocket_sink.ledger.append.table import has_executors
-from rocket_sink.ledger.epoch_starts import ROWS_FACT, NamedBatch, begin_batch
+from rocket_sink.ledger.epoch_starts import (
+    ROWS_FACT,
+    NamedBatch,
+    begin_batch,
+    begin_named_write,
+    end_named_write,
+)
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
@@ -159,8 +165,10 @@ class RocketMQDataSource(DataSource):
         if options.batch_id:
             facts = {"columns": schema.simpleString(), "call": f'format("{FORMAT}")'}
             batch = begin_batch(options, run, facts)
-        query = batch.query_id if batch is not None else _begin_write(options, run)
-        writer = BatchWriter(options, plan, run, query, token=token, batch=batch)
+            query, again = batch.query_id, not batch.is_new
+        else:
+            query, again = begin_named_write(options, run)
+        writer = BatchWriter(options, plan, run, query, token=token, batch=batch, again=again)
         writer.lineage_run = lineage.start(options, run, "write", schema, is_stream=False)
         lineage.flush(writer.lineage_run)
         return writer
@@ -196,21 +204,6 @@ class RocketMQDataSource(DataSource):
         return options, plan
 
 
-def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: `run`, or `appId/run`. Each write has an id of its own:
-    in the ledger, rows of a later write with the same id would replace its rows. With effectively
-    once, a write continues the unfinished write of its `appId` under that write's id. So its tasks
-    look up the messages that the unfinished write has sent."""
-    if not options.app_id:
-        return run
-    if not (options.ledger and options.delivery == "effectively_once"):
-        return f"{options.app_id}/{run}"
-    from rocket_sink.ledger.epoch_starts import begin_write
-
-    write, _ = begin_write(resolve_path(options.ledger), options.app_id, run)
-    return f"{options.app_id}/{write}"
-
-
 @dataclass
 class TaskMessage(WriterCommitMessage):
     """The report of a successful task to the process that commits."""
@@ -238,6 +231,8 @@ class _Writer:
     folded: bool = True
     batch: NamedBatch | None = None
     """The batch write with a `batchId`."""
+    again: bool = False
+    """Whether an earlier write under this name did not succeed."""
 
     def _send(self, batches: Iterable[pa.RecordBatch]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
@@ -247,8 +242,7 @@ class _Writer:
         )
         with TaskRunner(
             self.options, ctx, token=self.token, streaming_query=streaming_query(),
-            hands_over=True, settings=id_settings(),
-            again=self.batch is not None and not self.batch.is_new,
+            hands_over=True, settings=id_settings(), again=self.again,
         ) as run:  # fmt: skip
             for batch in batches:
                 run.feed(batch, self.plan)
@@ -355,17 +349,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _end(self, counts: Mapping[str, Any] | None = None) -> None:
         """Remove the notes that tasks wrote beside the ledger. If a named write failed (`counts` is
         None), keep them: the next write of the `appId` or `batchId` needs them."""
-        options, well = self.options, counts is not None
         if self.batch is not None and counts is not None:
             self.batch.end({**counts, "duration_s": 0.0})
-        if not options.ledger or options.delivery != "effectively_once":
-            return
-        from rocket_sink.ledger.epoch_starts import end_write, forget_tasks
-
-        if well and options.app_id and self.batch is None:
-            end_write(self._ledger(), options.app_id)
-        if well or not (options.app_id or options.batch_id):
-            forget_tasks(self._ledger(), self.query_id)
+        if self.options.ledger:
+            is_done = counts is not None
+            end_named_write(self._ledger(), self.options, self.query_id, is_done=is_done)
 
 
 class _Stream(_Writer):

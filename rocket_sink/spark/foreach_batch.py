@@ -33,11 +33,10 @@ from rocket_sink.ledger.epoch_starts import (
     NamedBatch,
     begin_batch,
     begin_epoch,
-    begin_write,
+    begin_named_write,
     check_whole,
     claim_app_id,
-    end_write,
-    forget_tasks,
+    end_named_write,
     note_refused_frame,
 )
 from rocket_sink.ledger.lock import ledger_lock
@@ -279,7 +278,7 @@ class BatchWriter:
             )
         started_s = time.monotonic()
         check_rights(self._options)
-        plan_of(df, self._options)  # refuse a bad frame before `_begin_write` notes the write
+        plan_of(df, self._options)  # refuse a bad frame before a note says that the write begins
         check_reachable(self._options, session)
         if self._options.ledger:
             start = self._start(session, run, on_driver=is_classic(session))
@@ -297,7 +296,8 @@ class BatchWriter:
                 say_repeated(self._options)
                 return first
         else:
-            query, again = self._begin_write(session, run)
+            takes_over = is_classic(session)
+            query, again = begin_named_write(self._options, run, takes_over=takes_over)
         if self._options.ledger:
             try:
                 # A table keeps all transactions for ever. So make one for half messages only, whose
@@ -309,7 +309,7 @@ class BatchWriter:
                 )
             except BaseException:
                 self._withdraw(session, place, query)
-                self._end_notes(place, query, well=False)
+                end_named_write(place, self._options, query, is_done=False)
                 forget_queues(self._options, query, {})
                 raise
             counts = sent.counts
@@ -317,7 +317,7 @@ class BatchWriter:
             summary = self._summary(query, counts, time.monotonic() - started_s)
             if batch is not None and over is None:
                 batch.end(asdict(summary))
-            self._end_notes(place, query, well=over is None)
+            end_named_write(place, self._options, query, is_done=over is None)
             forget_queues(self._options, query, counts)
             if transactions is not None:
                 transactions.finish(query, 0)
@@ -415,29 +415,6 @@ class BatchWriter:
         if place.problem:
             _LOG.warning(_NO_FILES, place.problem)
         return _Start(run, place, ensure_table(session, place), token)
-
-    def _begin_write(self, session: SparkSession, run: str) -> tuple[str, bool]:
-        """Return the query id, and whether an earlier write of the `appId` has not ended. With
-        effectively once the write takes over the unfinished write's query id, so tasks look up its
-        messages."""
-        options = self._options
-        own = f"{options.app_id}/{run}" if options.app_id else run
-        if not (options.app_id and options.ledger):
-            return own, False
-        write, again = begin_write(resolve_path(options.ledger), options.app_id, run)
-        if not again or options.delivery != "effectively_once" or not is_classic(session):
-            return own, again
-        return f"{options.app_id}/{write}", True
-
-    def _end_notes(self, place: LedgerPath, query: str, *, well: bool) -> None:
-        """Remove the notes of a write and its tasks. If a named write has failed, or is over its
-        budget, keep them for the next write of the `appId` or `batchId`."""
-        options = self._options
-        if well and options.app_id and not options.batch_id:
-            end_write(place, options.app_id)
-        is_named = options.app_id or options.batch_id
-        if options.delivery == "effectively_once" and (well or not is_named):
-            forget_tasks(place, query)
 
     def _query_of(self, session: SparkSession, stream: StreamRun) -> str:
         """Return the name of the query; raise an error if the listener refused the run, or if

@@ -41,20 +41,16 @@ class LedgerRecorder:
         emit: called with record batches of `LEDGER_SCHEMA`, in order.
         intents: also write a row for each request before its answer is awaited, so that the ledger
             shows the sends of a killed worker. Useless if `emit` drops rows of a failed task.
-        again: an earlier attempt that left no record may have sent the rows, so each stored row
-            counts as a possible duplicate.
-        is_replay: an earlier attempt, with a record or without, may have sent the rows, so each row
-            that becomes a dead letter may be stored.
-
-    Only `delivery=at_least_once` has such rows: the others look rows up, or hide the earlier ones.
+        is_replay: an earlier attempt may have sent the rows, so each row that becomes a dead letter
+            may be stored. Only `delivery=at_least_once` has such rows: the others look rows up, or
+            hide the earlier ones.
     """
 
     def __init__(
         self, options: SinkOptions, ctx: RunContext, emit: Callable[[pa.RecordBatch], None], *,
-        intents: bool = False, again: bool = False, is_replay: bool = False,
+        intents: bool = False, is_replay: bool = False,
     ) -> None:  # fmt: skip
-        may_double = options.delivery == "at_least_once"
-        self._again, self._is_replay = again and may_double, is_replay and may_double
+        self._is_replay = is_replay and options.delivery == "at_least_once"
         self.ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
@@ -155,11 +151,8 @@ class LedgerRecorder:
         """Record the counts of the task attempt as its last row."""
         self.flush_intents()
         self._flush_attempts()
-        counts = summary.as_dict()
-        if self._again:
-            counts["duplicates_possible"] = summary.acked + summary.degraded
         row = epoch_row(
-            counts, self.ctx, complete=complete, duration_ms=duration_s * 1000,
+            summary.as_dict(), self.ctx, complete=complete, duration_ms=duration_s * 1000,
             secrets=self._secrets,
         )  # fmt: skip
         self._emit(row)

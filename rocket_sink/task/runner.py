@@ -150,7 +150,7 @@ class TaskRunner:
         again = self.again or is_unrecorded or settings.unrecorded_epoch == epoch
         self._engine = self.pool.acquire(self.options)
         recorder = LedgerRecorder(
-            self.options, self.ctx, rows.append, intents=rows.keeps_failed, again=again,
+            self.options, self.ctx, rows.append, intents=rows.keeps_failed,
             is_replay=is_replay or again,
         )  # fmt: skip
         replay = ids = None
@@ -165,7 +165,7 @@ class TaskRunner:
         group, pending = self.check_group, self._pending_keys
         return TaskSender(
             self.options, plan, engine=self._engine, recorder=recorder, ids=ids, replay=replay,
-            held=pending.held_for(self.ctx) if pending is not None else {},
+            held=pending.held_for(self.ctx) if pending is not None else {}, again=again,
             half_properties=half_properties(self.ctx, group) if group else "",
             keeps_dead_letters=self.keeps_dead_letters, queues=queues,
         )  # fmt: skip

@@ -257,6 +257,8 @@ class TaskSender:
         replay: gives all rows ids, and removes rows that an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
+        again: an earlier attempt that left no record may have sent the rows, so each stored row
+            counts as a possible duplicate. Only `delivery=at_least_once` has such rows.
         keeps_dead_letters: the caller keeps dead letters, so that no source loses them: the task
             needs no ledger for them, and does not fail if all rows fail.
         queues: gives the topics' queues for ordered rows; None: the queues pinned for the query.
@@ -270,7 +272,7 @@ class TaskSender:
         self, options: SinkOptions, plan: ColumnPlan, *, engine: SendEngine,
         recorder: LedgerRecorder, ids: MessageIds | None = None, replay: ReplayCheck | None = None,
         held: Mapping[str, set[str]] | None = None, half_properties: str = "",
-        keeps_dead_letters: bool = False, queues: Queues | None = None,
+        again: bool = False, keeps_dead_letters: bool = False, queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         options = rate_limited_options(options)
@@ -279,6 +281,7 @@ class TaskSender:
         self._recorder = recorder
         self._ids = ids or FreshIds(repr(recorder.ctx))
         self._replay = replay
+        self._again = again and options.delivery == "at_least_once"
         self._clock = clock
         self._started_s = clock()
         self._totals = RowTotals(options, is_source=not keeps_dead_letters)
@@ -336,7 +339,7 @@ class TaskSender:
 
     def _close(self, *, complete: bool) -> None:
         self._recorder.add_isolations(self._engine.isolations())
-        if self._replay is not None and self._replay.may_double:
+        if self._again or (self._replay is not None and self._replay.may_double):
             self._totals.count_all_as_duplicates()
         duration_s = self._clock() - self._started_s
         self._recorder.add_account(self.summary, complete=complete, duration_s=duration_s)

@@ -133,7 +133,7 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     assert world.stored() == world.expected
     with monkeypatch.context() as patch:
         # The write dies once more, after the ledger's commit.
-        patch.setattr(foreach_batch, "end_write", sent_and_died_at_the_end)
+        patch.setattr(foreach_batch, "end_named_write", sent_and_died_at_the_end)
         with pytest.raises(KeyError, match="the driver died"):
             world.run(appId="load")
     world.run(appId="load")
@@ -145,7 +145,7 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     assert len(set(ids)) == 2 * ROWS
 
 
-def sent_and_died_at_the_end(*where: Any) -> None:
+def sent_and_died_at_the_end(*where: Any, is_done: bool) -> None:
     raise KeyError("the driver died")
 
 

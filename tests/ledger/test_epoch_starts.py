@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import CheckpointError
-from rocket_sink.ledger.epoch_starts import EpochStarts, begin_epoch, begin_write, end_write
+from rocket_sink.ledger.epoch_starts import (
+    EpochStarts,
+    begin_epoch,
+    begin_named_write,
+    begin_write,
+    end_named_write,
+    end_write,
+)
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
 
 
 def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
@@ -95,3 +103,19 @@ def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_pat
     assert begin(1, 1, 2)
     # Another job of the epoch may have other partitions.
     assert begin(2, 5, 3)
+
+
+def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path: Path) -> None:
+    """With a common id, a later write's accounts would replace the earlier ones and letters."""
+    for delivery in ("at_least_once", "effectively_once"):
+        options = SinkOptions.parse(
+            nameServer="n:1", topic="t", ledger=str(tmp_path), delivery=delivery, appId="nightly"
+        )
+        writes = [begin_named_write(options, run) for run in ("one", "two")]
+        # The first write has not ended, and effectively once continues it.
+        second = "nightly/one" if delivery == "effectively_once" else "nightly/two"
+        assert writes == [("nightly/one", False), (second, True)]
+        end_named_write(resolve_path(tmp_path), options, second, is_done=False)
+        assert begin_named_write(options, "three")[1]
+        end_named_write(resolve_path(tmp_path), options, second, is_done=True)
+    assert begin_named_write(options.with_(appId=""), "one") == ("one", False)
