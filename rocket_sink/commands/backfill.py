@@ -11,7 +11,15 @@ import click
 
 from rocket_sink.commands.common.base import Command, count_option, json_option, time_value
 from rocket_sink.commands.common.ledger_input import check_exists
-from rocket_sink.commands.common.output import Bar, note, print_json, rows_table, show, step, table
+from rocket_sink.commands.common.output import (
+    Bar,
+    note,
+    print_if_json,
+    rows_table,
+    show,
+    step,
+    table,
+)
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -93,7 +101,7 @@ def backfill(
     source_option: dict[str, str], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
     max_tries: int, again: bool, move_keys: bool, no_wait: bool,
-    to_topic: str | None, dry_run: bool, as_json: bool, **spark: Any,
+    to_topic: str | None, dry_run: bool, **spark: Any,
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
 
@@ -149,16 +157,16 @@ def backfill(
             ),
         )  # fmt: skip
         if dry_run:
-            with step(f"reading the {work.noun}", quiet=as_json):
+            with step(f"reading the {work.noun}"):
                 plan = work.plan(sample=_SAMPLE)
             waiting = work.waiting() if plan.selected and options.name_server else None
-            _print_plan(plan, waiting, work.noun, as_json=as_json)
+            _print_plan(plan, waiting, work.noun)
             return 0
         with work:
-            with step(f"reading the {work.noun}", quiet=as_json):
+            with step(f"reading the {work.noun}"):
                 plan = work.plan(sample=0)
-            done = _run(work, plan, quiet=as_json)
-    _print_done(plan, done, work.noun, as_json=as_json)
+            done = _run(work, plan)
+    _print_done(plan, done, work.noun)
     return 1 if done.unsettled else 0
 
 
@@ -177,8 +185,8 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
     return SinkOptions.parse(values) if dry_run else checked_options(values)
 
 
-def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
-    if quiet or not plan.selected:
+def _run(work: Backfill, plan: Plan) -> Resent:
+    if not plan.selected:
         return work.run(plan.selected)
     with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
         done = work.run(
@@ -189,10 +197,9 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
     return done
 
 
-def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
+def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str) -> None:
     """Print the plan. `waiting` is {broker: its dead letters}; None: no name server answered."""
-    if as_json:
-        print_json({**asdict(plan), "waiting": waiting})
+    if print_if_json({**asdict(plan), "waiting": waiting}):
         return
     note(f"{plan.pending:,} pending {what}, {plan.selected:,} of them selected "
          f"({plan.selected_bytes:,} bytes); nothing sent")  # fmt: skip
@@ -234,15 +241,15 @@ def _waits(waiting: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
+def _print_done(plan: Plan, done: Resent, what: str) -> None:
     # Other processes may have settled letters since the plan, and the run did not select these. So
     # compare with the number of letters that the run has selected.
     pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
-    if as_json:
-        print_json({"pending_before": plan.pending, "selected": plan.selected,
-                    "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
-                    "pending": pending})  # fmt: skip
+    facts = {"pending_before": plan.pending, "selected": plan.selected,
+             "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
+             "pending": pending}  # fmt: skip
+    if print_if_json(facts):
         return
     if not plan.selected:
         note("nothing to send" + _not_selected(plan, what))

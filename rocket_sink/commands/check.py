@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rocket_sink.commands.common.base import Command, json_option
-from rocket_sink.commands.common.output import cell, print_json, show, table
+from rocket_sink.commands.common.output import cell, print_if_json, show, table
 from rocket_sink.commands.common.sink_input import group_option, resolved_options, sink_options
 from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
 from rocket_sink.java import find_java
@@ -70,7 +70,7 @@ class Finding:
 @sink_options("nameServer", "topic", "ledger")
 @group_option
 @json_option
-def check(group: str, as_json: bool) -> int:
+def check(group: str) -> int:
     """Check whether name servers, brokers and topic are ready.
 
     Nothing is sent. Exits 0 only if no check failed. Name servers forget a dead broker after two
@@ -82,8 +82,7 @@ def check(group: str, as_json: bool) -> int:
     findings = list(look(options))
     findings += _consumed(options, group) if group else ()
     failed = sum(finding.state == "fail" for finding in findings)
-    if as_json:
-        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    if print_if_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]}):
         return 1 if failed else 0
     from rich.text import Text
 

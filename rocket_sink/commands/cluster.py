@@ -10,7 +10,7 @@ import click
 
 from rocket_sink import cluster as clusters
 from rocket_sink.commands.common.base import Group, count_option, json_option
-from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
+from rocket_sink.commands.common.output import Steps, line, note, print_if_json, show, table
 
 _home = click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path),
@@ -45,29 +45,26 @@ def up(
     queues: int,
     version: str | None,
     tls: str | None,
-    as_json: bool,
 ) -> None:
     """Start the cluster and wait until it stores messages; do nothing if it runs already."""
     state = clusters.up(
         home, brokers, queues=queues, tls=tls, version=version or clusters.DEFAULT_VERSION,
         progress=Steps(),
     )  # fmt: skip
-    _print(state, as_json=as_json)
+    _print(state)
 
 
 @cluster.command(example="    rocket-sink cluster status --json")
 @_home
 @json_option
-def status(home: Path, as_json: bool) -> int:
+def status(home: Path) -> int:
     """Show the cluster; exit code 1 unless all of it runs."""
     state = clusters.status(home)
     if state is None:
-        if as_json:
-            print_json({"running": False, "nodes": []})
-        else:
+        if not print_if_json({"running": False, "nodes": []}):
             note(f"no cluster runs in {home}")
         return 1
-    _print(state, as_json=as_json)
+    _print(state)
     if not state.ready:
         note("it is starting, or its start was cut short; rocket-sink cluster up goes on")
     elif not state.running:
@@ -78,21 +75,18 @@ def status(home: Path, as_json: bool) -> int:
 @cluster.command(example="    rocket-sink cluster down")
 @_home
 @json_option
-def down(home: Path, as_json: bool) -> None:
+def down(home: Path) -> None:
     """Stop what `up` started, and only that; its data stays."""
-    if not as_json and clusters.status(home):
+    if clusters.status(home):
         note("stopping (brokers take some seconds for a clean shutdown)")
     was_running = clusters.down(home, progress=Steps())
-    if as_json:
-        print_json({"ended": was_running})
-    else:
+    if not print_if_json({"ended": was_running}):
         note("stopped" if was_running else f"no cluster runs in {home}")
 
 
-def _print(state: clusters.ClusterState, *, as_json: bool) -> None:
+def _print(state: clusters.ClusterState) -> None:
     facts: dict[str, Any] = state.to_dict()
-    if as_json:
-        print_json(facts)
+    if print_if_json(facts):
         return
     rows = [
         (node["name"], node["address"], str(node["pid"]), "running" if node["alive"] else "ended")

@@ -10,12 +10,19 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Group, count_option, json_option, time_ms, together
+from rocket_sink.commands.common.base import (
+    Group,
+    count_option,
+    json_lines_option,
+    json_option,
+    time_ms,
+    together,
+)
 from rocket_sink.commands.common.output import (
     check_writable,
+    json_printer,
     note,
-    print_json,
-    print_json_line,
+    print_if_json,
     show,
     table,
 )
@@ -63,21 +70,21 @@ def dlq() -> None:
 @sink_options("nameServer")
 @click.option("--group", "-g", help="The consumer group; without it, all groups are counted.")
 @_selection
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
-def list_letters(group: str | None, as_json: bool, **selection: Any) -> None:
+@json_lines_option("One JSON object per message (or group).")
+def list_letters(group: str | None, **selection: Any) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     if group is None and set(selection.values()) != {None}:
         raise click.UsageError("these options choose among the messages of a group: give --group")
 
     with Admin(resolved_options()) as admin:
         if group is None:
-            _print_groups(dead_letters.groups(admin), as_json=as_json)
+            _print_groups(dead_letters.groups(admin))
             return
         letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         rows = (row(dead_letter) for dead_letter in letters)
-        if as_json:
+        if printer := json_printer():
             for letter in rows:
-                print_json_line(letter)
+                printer(letter)
             return
         shown = [_cells(letter) for letter in rows]
     if not shown:
@@ -97,9 +104,7 @@ def list_letters(group: str | None, as_json: bool, **selection: Any) -> None:
 @click.option("--ledger", "-l", metavar="PATH", help="As dead letters into this ledger.")
 @click.option("--out", metavar="FILE", help="Into this file, .parquet or .json (lines).")
 @json_option
-def export(
-    group: str, ledger: str | None, out: str | None, as_json: bool, **selection: Any
-) -> None:
+def export(group: str, ledger: str | None, out: str | None, **selection: Any) -> None:
     """Copy a group's dead letters into a ledger or a file; they stay where they are.
 
     In a ledger they are dead letters of their origin topics with the reason "consumer", which
@@ -113,9 +118,7 @@ def export(
     with Admin(resolved_options()) as admin:
         letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         count = to_ledger(letters, absolute(ledger)) if ledger else to_file(letters, Path(str(out)))
-    if as_json:
-        print_json({"exported": count, "to": ledger or out})
-    else:
+    if not print_if_json({"exported": count, "to": ledger or out}):
         note(f"{counted(count, 'dead letter')} of {group} exported to {ledger or out}")
 
 
@@ -134,7 +137,7 @@ def export(
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")
 @json_option
 def resend(
-    group: str, to_topic: str | None, max_resends: int, again: bool, dry_run: bool, as_json: bool,
+    group: str, to_topic: str | None, max_resends: int, again: bool, dry_run: bool,
     **selection: Any,
 ) -> int:  # fmt: skip
     """Send a group's dead letters to the topics they came from.
@@ -150,7 +153,7 @@ def resend(
     with Admin(options) as admin:
         letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         if dry_run:
-            _print_plan(letters, to_topic, as_json=as_json)
+            _print_plan(letters, to_topic)
             return 0
         with Producer(options) as producer:
             work = dead_letters.Resender(
@@ -158,14 +161,14 @@ def resend(
             )
             for dead_letter in letters:
                 work.resend(dead_letter)
-    _print_report(work.report, as_json=as_json)
+    _print_report(work.report)
     return 0 if work.report.settled else 1
 
 
-def _print_groups(counts: dict[str, int], *, as_json: bool) -> None:
-    if as_json:
+def _print_groups(counts: dict[str, int]) -> None:
+    if printer := json_printer():
         for name, count in counts.items():
-            print_json_line({"group": name, "letters": count})
+            printer({"group": name, "letters": count})
     elif counts:
         show(table("", ("group", "letters"), counts.items()))
     else:
@@ -182,19 +185,17 @@ def _cells(letter: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _print_plan(letters: Iterable[DeadLetter], to_topic: str | None, *, as_json: bool) -> None:
+def _print_plan(letters: Iterable[DeadLetter], to_topic: str | None) -> None:
     counts = Counter(to_topic or letter.origin_topic or "(unknown)" for letter in letters)
-    if as_json:
-        print_json({"selected": counts.total(), "by_topic": counts})
+    if print_if_json({"selected": counts.total(), "by_topic": counts}):
         return
     note(f"{counted(counts.total(), 'dead letter', 'is', 'are')} selected; nothing sent")
     if counts:
         show(table("by topic", ("topic", "letters"), counts.items()))
 
 
-def _print_report(report: ResendReport, *, as_json: bool) -> None:
-    if as_json:
-        print_json(vars(report))
+def _print_report(report: ResendReport) -> None:
+    if print_if_json(vars(report)):
         return
     texts = (
         (report.degraded, "of these stored, but not flushed or replicated in time"),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Decorated, Group, count_option, json_option, together
+from rocket_sink.commands.common.base import (
+    Decorated,
+    Group,
+    count_option,
+    json_lines_option,
+    json_option,
+    together,
+)
 from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
@@ -18,10 +25,10 @@ from rocket_sink.commands.common.ledger_input import (
     quick_ledger,
 )
 from rocket_sink.commands.common.output import (
+    json_printer,
     line,
     note,
-    print_json,
-    print_json_line,
+    print_if_json,
     rows_table,
     show,
 )
@@ -87,13 +94,13 @@ def ledger() -> None:
 @_ledger
 @spark_options
 @json_option
-def fold(path: str, as_json: bool, **spark: Any) -> None:
+def fold(path: str, **spark: Any) -> None:
     """Move what tasks have written into the Delta table."""
     with opened("ledger fold", path, **spark) as (session, opened_ledger):
         summary = opened_ledger.sync(session)
-    if as_json:
-        print_json(summary)
-    elif summary.busy:
+    if print_if_json(summary):
+        return
+    if summary.busy:
         note(f"another fold is at work ({summary.holder}): nothing was done")
     else:
         note(f"{counted(summary.rows, 'row')} of {counted(summary.files, 'file')} folded in")
@@ -104,13 +111,11 @@ def fold(path: str, as_json: bool, **spark: Any) -> None:
 @_ledger
 @spark_options
 @json_option
-def optimize(path: str, as_json: bool, **spark: Any) -> None:
+def optimize(path: str, **spark: Any) -> None:
     """Compact small files into larger ones."""
     with opened("ledger optimize", path, **spark) as (session, opened_ledger):
         done = opened_ledger.optimize(session)
-    if as_json:
-        print_json(done)
-    else:
+    if not print_if_json(done):
         files = counted(done["files_removed"], "file")
         note(f"{files} became {done['files_added']:,}; vacuum deletes them")
 
@@ -164,7 +169,7 @@ def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
 @json_option
 def expire(
     path: str, older_than: int | None, kinds: tuple[str, ...], settled_bodies: int, dry_run: bool,
-    as_json: bool, **spark: Any,
+    **spark: Any,
 ) -> None:  # fmt: skip
     """Drop old rows, and bodies of dead letters that are settled.
 
@@ -178,8 +183,7 @@ def expire(
     ages = {} if older_than is None else dict.fromkeys(kinds or LEDGER_KINDS, spans[0])
     with opened("ledger expire", path, **spark) as (session, opened_ledger):
         done = opened_ledger.expire(session, ages, settled_bodies=spans[1] or None, dry_run=dry_run)
-    if as_json:
-        print_json(done)
+    if print_if_json(done):
         return
     if done.busy:
         note("another process rewrote the ledger meanwhile: nothing was done; try again")
@@ -210,7 +214,7 @@ def expire(
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each.")
 @spark_options
 @json_option
-def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> None:
+def erase(path: str, where: str, reason: str, **spark: Any) -> None:
     """Remove bodies, keys, tags, properties and errors' texts of dead letters for good.
 
     The letters still count, and pending letters are noted as dropped. The files with the contents
@@ -221,8 +225,7 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
 
     with opened("ledger erase", path, **spark) as (session, opened_ledger):
         done = erase_letters(session, opened_ledger, where=where, reason=reason)
-    if as_json:
-        print_json(done)
+    if print_if_json(done):
         return
     note(f"{counted(done.letters, 'dead letter')} erased, {done.dropped:,} of them were pending")
     note(f"{counted(done.deleted_files, 'file')} with their contents deleted")
@@ -269,10 +272,10 @@ def _quick_rows(quick: QuickLedger, view: str, where: str | None, limit: int) ->
 @click.option("--all-letters", is_flag=True, help="dead-letters: also those that are resolved.")
 @fold_option
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per row, all columns.")
+@json_lines_option("One JSON object per row, all columns.")
 def show_view(
     view: str, path: str, where: str | None, limit: int, all_letters: bool, fold: bool,
-    as_json: bool, **spark: Any,
+    **spark: Any,
 ) -> None:  # fmt: skip
     """Show the newest rows of a view; times are UTC.
 
@@ -294,9 +297,9 @@ def show_view(
             )
             table = frame.orderBy("at", ascending=False).limit(limit).toArrow()
     rows = views.rows_of(table)
-    if as_json:
+    if printer := json_printer():
         for row in rows:
-            print_json_line(row)
+            printer(row)
         return
     if not rows:
         line(f"{view}: none")
@@ -319,7 +322,7 @@ def show_view(
 @json_option
 def park(
     path: str, letters: tuple[str, ...], where: str | None, reason: str, dropped: bool,
-    as_json: bool, **spark: Any,
+    **spark: Any,
 ) -> int:  # fmt: skip
     """Put dead letters aside by hand: backfills do not send them any more.
 
@@ -334,7 +337,7 @@ def park(
             session, opened_ledger, letters=letters, where=where, note=reason,
             resolution="dropped" if dropped else "parked",
         )  # fmt: skip
-    return _parked(done, "dropped" if dropped else "parked", "pending", as_json=as_json)
+    return _parked(done, "dropped" if dropped else "parked", "pending")
 
 
 @ledger.command(
@@ -347,7 +350,7 @@ def park(
 @spark_options
 @json_option
 def unpark(
-    path: str, letters: tuple[str, ...], where: str | None, reason: str, as_json: bool,
+    path: str, letters: tuple[str, ...], where: str | None, reason: str,
     **spark: Any,
 ) -> int:  # fmt: skip
     """Take dead letters back that were parked or dropped: backfills send them again.
@@ -361,7 +364,7 @@ def unpark(
     _check_named(letters, where)
     with opened("ledger unpark", path, **spark) as (session, opened_ledger):
         done = unpark_letters(session, opened_ledger, letters=letters, where=where, note=reason)
-    return _parked(done, "unparked", "parked", as_json=as_json)
+    return _parked(done, "unparked", "parked")
 
 
 def _check_named(letters: tuple[str, ...], where: str | None) -> None:
@@ -369,10 +372,8 @@ def _check_named(letters: tuple[str, ...], where: str | None) -> None:
         raise click.UsageError("which dead letters? give --letter ID or --where SQL")
 
 
-def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
-    if as_json:
-        print_json({way: done.count, f"not_{needed}": list(done.left_out)})
-    else:
+def _parked(done: Parked, way: str, needed: str) -> int:
+    if not print_if_json({way: done.count, f"not_{needed}": list(done.left_out)}):
         note(f"{counted(done.count, 'dead letter')} {way}")
         for letter in done.left_out:
             note(f"{letter} is no {needed} dead letter of this ledger")

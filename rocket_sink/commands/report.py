@@ -15,7 +15,7 @@ from rocket_sink.commands.common.ledger_input import (
     quick_ledger,
     scoped_ledger,
 )
-from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
+from rocket_sink.commands.common.output import check_writable, print_if_json, show, write_file
 from rocket_sink.commands.common.sink_input import group_option, resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.report import Scope, figures, to_html
@@ -42,9 +42,8 @@ from rocket_sink.ledger.report import Scope, figures, to_html
 @spark_options
 @json_option
 def report(
-    path: str, scope: Scope, epochs: int, html: Path | None, group: str, fold: bool, as_json: bool,
-    **spark: Any,
-) -> None:  # fmt: skip
+    path: str, scope: Scope, epochs: int, html: Path | None, group: str, fold: bool, **spark: Any
+) -> None:
     """Show what a ledger says about sends, failures and brokers."""
     if html:
         check_writable(html)
@@ -65,7 +64,5 @@ def report(
             )  # fmt: skip
     if html:
         write_file(html, to_html(ledger_report))
-    if as_json:
-        print_json(ledger_report.as_dict())
-    else:
+    if not print_if_json(ledger_report.as_dict()):
         show(ledger_report)

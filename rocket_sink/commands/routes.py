@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from rocket_sink.commands.common.base import Command, json_option
-from rocket_sink.commands.common.output import print_json, show, table
+from rocket_sink.commands.common.output import print_if_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
@@ -27,7 +27,7 @@ PERMISSIONS: Final = {
 )
 @sink_options("nameServer", "topic")
 @json_option
-def routes(as_json: bool) -> None:
+def routes() -> None:
     """Show the brokers and queues of a topic."""
 
     options = resolved_options()
@@ -36,9 +36,8 @@ def routes(as_json: bool) -> None:
     with Admin(options) as admin:
         route = admin.topic_route(options.topic)
     rows = route_rows(route)
-    if as_json:
-        print_json({"topic": options.topic, "orderTopicConf": route.order_topic_conf,
-                    "brokers": rows})  # fmt: skip
+    facts = {"topic": options.topic, "orderTopicConf": route.order_topic_conf, "brokers": rows}
+    if print_if_json(facts):
         return
     columns = ("broker", "master", "slaves", "write queues", "read queues", "permission")
     show(

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.output import line, note, print_json_line
+from rocket_sink.commands.common.base import Command, json_lines_option
+from rocket_sink.commands.common.output import json_printer, line, note, print_if_json
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import (
     MessageError,
@@ -55,13 +55,12 @@ _FIELDS = {item.name for item in dataclasses.fields(Message) if item.init} - {"b
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver later: level 1 to 18.")
 @click.option("--delay-ms", type=click.IntRange(0), help="Deliver so much later (5.x brokers).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@json_lines_option("One JSON object per message.")
 def send(
     bodies: tuple[str, ...],
     path: Any,
     json_lines: bool,
     properties: tuple[str, ...],
-    as_json: bool,
     **fields: Any,
 ) -> int:
     """Send messages from the command line or from standard input.
@@ -76,8 +75,8 @@ def send(
     common = _common_fields(properties, fields)
     texts = _texts(bodies, path)
     messages = _from_json(texts, common) if json_lines else ({**common, "body": t} for t in texts)
-    sent, failed = _send_all(options, messages, as_json)
-    if not as_json:
+    sent, failed = _send_all(options, messages)
+    if not json_printer():
         note(f"{sent:,} sent" + (f", {failed:,} failed" if failed else ""))
     return 1 if failed else 0
 
@@ -137,10 +136,7 @@ def _fields(text: bytes) -> dict[str, Any]:
     return {**row, "body": body.encode() if isinstance(body, str) else body}
 
 
-def _send_all(
-    options: SinkOptions, messages: Iterator[dict[str, Any]], as_json: bool
-) -> tuple[int, int]:
-
+def _send_all(options: SinkOptions, messages: Iterator[dict[str, Any]]) -> tuple[int, int]:
     sent = failed = 0
     with Producer(options) as producer:
         for number, fields in enumerate(messages):
@@ -148,14 +144,14 @@ def _send_all(
             try:
                 result = producer.send(Message(**{**fields, "topic": topic}))
                 sent += 1
-                _show_result(number, result, as_json)
+                _show_result(number, result)
             except (MessageError, SendError) as error:
                 # Stop if no name server has answered yet: every message would fail, slowly.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
-                if not at_all and not as_json:
+                if not at_all and not json_printer():
                     raise
                 failed += 1
-                _show_failure(number, error, as_json)
+                _show_failure(number, error)
                 if getattr(error, "fatal", False) or not at_all:
                     break
             except BrokenPipeError:
@@ -164,18 +160,15 @@ def _send_all(
     return sent, failed
 
 
-def _show_result(number: int, result: SendResult, as_json: bool) -> None:
+def _show_result(number: int, result: SendResult) -> None:
     queue = result.queue
-    if as_json:
-        print_json_line(
-            {
-                "number": number, "outcome": result.outcome, "messageId": result.message_id,
-                "topic": queue.topic, "broker": queue.broker_name, "queueId": queue.queue_id,
-                "queueOffset": result.queue_offset, "attempts": result.attempts,
-                "latencyMs": round(result.latency_ms, 3),
-                "maybeDuplicate": result.maybe_duplicate,
-            }
-        )  # fmt: skip
+    facts = {
+        "number": number, "outcome": result.outcome, "messageId": result.message_id,
+        "topic": queue.topic, "broker": queue.broker_name, "queueId": queue.queue_id,
+        "queueOffset": result.queue_offset, "attempts": result.attempts,
+        "latencyMs": round(result.latency_ms, 3), "maybeDuplicate": result.maybe_duplicate,
+    }  # fmt: skip
+    if print_if_json(facts):
         return
     repeated = f"  {result.attempts} attempts" if result.attempts > 1 else ""
     line(
@@ -184,10 +177,8 @@ def _show_result(number: int, result: SendResult, as_json: bool) -> None:
     )
 
 
-def _show_failure(number: int, error: RocketSinkError, as_json: bool) -> None:
+def _show_failure(number: int, error: RocketSinkError) -> None:
     outcome = getattr(error, "outcome", None)
-    if as_json:
-        print_json_line({"number": number, "outcome": outcome, "code": error.code,
-                         "error": str(error)})  # fmt: skip
-    else:
+    facts = {"number": number, "outcome": outcome, "code": error.code, "error": str(error)}
+    if not print_if_json(facts):
         note(f"message {number}: {error.code}: {error}")

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.output import note, print_json, show
+from rocket_sink.commands.common.base import Command, json_option
+from rocket_sink.commands.common.output import note, print_if_json, show
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -77,7 +77,7 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     help="On SIGTERM or Ctrl-C: longest wait for the micro-batch.",
 )
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="The closing summary as JSON.")
+@json_option
 def stream(
     form: str,
     path: str | None,
@@ -90,7 +90,6 @@ def stream(
     trigger: str | None,
     batch: bool,
     stop_timeout: float,
-    as_json: bool,
     **spark: Any,
 ) -> int:
     """Stream rows of any Spark source into a topic.
@@ -120,9 +119,7 @@ def stream(
                 stop_timeout_s=stop_timeout,
             )  # fmt: skip
         finish(session, report, sink)
-        if as_json:
-            print_json(report)
-        else:
+        if not print_if_json(report):
             show(report.as_text())
         if report.error:
             note(f"rocket-sink: {report.error}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, count_option, time_ms
-from rocket_sink.commands.common.output import line, print_json_line
+from rocket_sink.commands.common.base import Command, count_option, json_lines_option, time_ms
+from rocket_sink.commands.common.output import line, print_if_json
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
@@ -50,7 +50,7 @@ traffic, when there is always a message that is not dispatched yet."""
 @count_option("--limit", metavar="N", help="Stop after N messages.")
 @click.option("--key", help="Only messages that have this key.")
 @click.option("--tag", help="Only messages with this tag.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@json_lines_option("One JSON object per message.")
 def tail(
     from_start: bool,
     since_ms: int | None,
@@ -59,7 +59,6 @@ def tail(
     limit: int | None,
     key: str | None,
     tag: str | None,
-    as_json: bool,
 ) -> None:
     """Print the messages of a topic, and wait for new ones.
 
@@ -87,7 +86,7 @@ def tail(
                 and (tag is None or message.properties.get("TAGS") == tag)
                 and (key is None or key in split_keys(message.properties))
             ):
-                _print(queue, message, as_json)
+                _print(queue, message)
                 shown += 1
             if limit is not None and shown >= limit:
                 return
@@ -138,10 +137,9 @@ def _stored_ms(pair: tuple[MessageQueue, StoredMessage]) -> int:
     return pair[1].store_ms
 
 
-def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:
+def _print(queue: MessageQueue, message: StoredMessage) -> None:
     row = message_row(queue, message)
-    if as_json:
-        print_json_line(row)
+    if print_if_json(row):
         return
     marks = "  ".join(
         f"{name}={row[name]}" for name in ("tags", "keys", "shardingKey") if row[name]

@@ -10,7 +10,7 @@ import click
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from rocket_sink.commands.common.base import Group, count_option, json_option
-from rocket_sink.commands.common.output import print_json, show, table
+from rocket_sink.commands.common.output import print_if_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.commands.routes import PERMISSIONS, route_rows
 from rocket_sink.errors import ConfigurationError, NoRouteError
@@ -55,7 +55,7 @@ def topic() -> None:
 @json_option
 def create(
     name: str, queues: int | None, kind: str | None, permission: str | None,
-    brokers: tuple[str, ...], cluster: str | None, force: bool, as_json: bool,
+    brokers: tuple[str, ...], cluster: str | None, force: bool,
 ) -> None:  # fmt: skip
     """Create a topic on all brokers, or change it, so that all have the same settings.
 
@@ -84,7 +84,7 @@ def create(
         admin.create_topic(name, queues=count, perm=perm, attributes=attributes, brokers=chosen)
         _await_route(admin, name, {QueueData(broker, count, count, perm) for broker in chosen})
         rows = _rows(admin, name)
-    _print(f"topic {name}", rows, as_json=as_json)
+    _print(f"topic {name}", rows)
     old = [row["broker"] for row in rows if row["broker"] in chosen and row["type"] is None]
     if kind and old:
         raise ConfigurationError(f"{', '.join(old)} keeps no type: types need a broker from 5.0 on")
@@ -94,17 +94,17 @@ def create(
 @click.argument("name")
 @sink_options("nameServer")
 @json_option
-def show_topic(name: str, as_json: bool) -> None:
+def show_topic(name: str) -> None:
     """Show a topic's queues, permission and type on each broker."""
     with Admin(resolved_options()) as admin:
-        _print(f"topic {name}", _rows(admin, name), as_json=as_json)
+        _print(f"topic {name}", _rows(admin, name))
 
 
 @topic.command("list", example="    rocket-sink topic list -n 127.0.0.1:9876 --json")
 @sink_options("nameServer")
 @click.option("--all", "with_system", is_flag=True, help="Also RocketMQ's own topics.")
 @json_option
-def list_topics(with_system: bool, as_json: bool) -> None:
+def list_topics(with_system: bool) -> None:
     """List the topics that the name servers know, with their queues on each broker."""
     rows: list[dict[str, Any]] = []
     with Admin(resolved_options()) as admin:
@@ -113,7 +113,7 @@ def list_topics(with_system: bool, as_json: bool) -> None:
                 of_topic = route_rows(admin.topic_route(name))
                 if with_system or not _is_brokers_own(name, of_topic):
                     rows += ({"topic": name, **row} for row in of_topic)
-    _print(counted(len({row["topic"] for row in rows}), "topic"), rows, as_json=as_json)
+    _print(counted(len({row["topic"] for row in rows}), "topic"), rows)
 
 
 def _chosen(admin: Admin, names: Collection[str], cluster: str | None) -> list[str]:
@@ -156,9 +156,8 @@ def _rows(admin: Admin, name: str) -> list[dict[str, Any]]:
     return [{**row, "type": attributes.get(row["broker"], {}).get(_TYPE)} for row in rows]
 
 
-def _print(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
+def _print(title: str, rows: list[dict[str, Any]]) -> None:
+    if print_if_json(rows):
         return
     columns = [name for name in _COLUMNS if not rows or name in rows[0]]
     cells = ([row[name] for name in columns] for row in rows)

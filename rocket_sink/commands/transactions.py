@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Group, count_option, json_option
+from rocket_sink.commands.common.base import Group, count_option, json_lines_option, json_option
 from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, opened
 from rocket_sink.commands.common.output import (
     Bar,
+    json_printer,
     note,
-    print_json,
-    print_json_line,
+    print_if_json,
     rows_table,
     show,
 )
@@ -70,16 +70,16 @@ def transactions() -> None:
 @count_option("--limit", default=50,
               help="Rows, the newest first.")  # fmt: skip
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")
-def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **spark: Any) -> None:
+@json_lines_option("One JSON object per transaction.")
+def list_transactions(path: str, everything: bool, limit: int, **spark: Any) -> None:
     """Show the transactions that are open."""
     with opened("transactions list", path, **spark) as (session, ledger):
         fold_and_note(ledger, session)
         frame = ledger.transactions(session, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
-    if as_json:
+    if printer := json_printer():
         for row in rows:
-            print_json_line(row)
+            printer(row)
         return
     if rows:
         show(rows_table("transactions", _SHOWN, rows))
@@ -98,7 +98,7 @@ def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **
 @click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
 @spark_options
 @json_option
-def settle(query: str | None, dry_run: bool, as_json: bool, **spark: Any) -> int:
+def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
     """Commit the half messages of open transactions, in order.
 
     It first asks the brokers which messages are visible already, so it may be run twice, and beside
@@ -111,7 +111,7 @@ def settle(query: str | None, dry_run: bool, as_json: bool, **spark: Any) -> int
         committer = TransactionCommitter(session, options, ordered=True)
         rows = committer.open_epochs(query)
         if dry_run:
-            _print_plan(rows, as_json=as_json)
+            _print_plan(rows)
             return 0
         if not rows:
             note("no transaction is open")
@@ -119,8 +119,7 @@ def settle(query: str | None, dry_run: bool, as_json: bool, **spark: Any) -> int
         else:
             with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
                 done = settled(committer, rows, bar)
-    if as_json:
-        print_json([outcome.as_dict() for outcome in done])
+    print_if_json([outcome.as_dict() for outcome in done])
     return 0 if all(outcome.is_good for outcome in done) else 1
 
 
@@ -135,8 +134,8 @@ def settle(query: str | None, dry_run: bool, as_json: bool, **spark: Any) -> int
 @click.option("--for", "seconds", type=click.FloatRange(0), metavar="SECONDS",
               help="End after so long instead of running until it is stopped.")  # fmt: skip
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
-def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark: Any) -> None:
+@json_lines_option("One JSON object per answer.")
+def serve(topics: tuple[str, ...], seconds: float | None, **spark: Any) -> None:
     """Answer what brokers ask about half messages, as the drivers of running queries do.
 
     Use it for ledgers whose queries are down: it rolls back half messages, or settles their
@@ -145,13 +144,15 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
     for topic in topics:
         check_topic_name(topic)
 
+    printer = json_printer()  # The checker's thread has no command.
+
     def on_decision(mark: Any, message_id: str, state: Any) -> None:
         answer = {
             "query_id": mark.query_id, "epoch": mark.epoch, "message_id": message_id,
             "answer": state.name,
         }  # fmt: skip
-        if as_json:
-            print_json_line(answer)
+        if printer:
+            printer(answer)
         else:
             note(" ".join(f"{name}={value}" for name, value in answer.items()))
 
@@ -243,9 +244,8 @@ def _text(outcome: Settled) -> str:
     return text
 
 
-def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json([row.asDict() for row in rows])
+def _print_plan(rows: Sequence[Any]) -> None:
+    if print_if_json([row.asDict() for row in rows]):
         return
     messages = sum(row.halves for row in rows)
     note(

@@ -9,7 +9,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, count_option, json_option
 from rocket_sink.commands.common.ledger_input import opened, quick_ledger, scoped_ledger
-from rocket_sink.commands.common.output import Bar, print_json, show
+from rocket_sink.commands.common.output import Bar, print_if_json, show
 from rocket_sink.commands.common.sink_input import given_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
@@ -30,7 +30,7 @@ from rocket_sink.options import SinkOptions
 @count_option("--attempts", "limit", default=200_000, help="Attempts to replay, the newest ones.")
 @spark_options
 @json_option
-def tune(path: str, scope: Scope, limit: int, as_json: bool, **spark: Any) -> None:
+def tune(path: str, scope: Scope, limit: int, **spark: Any) -> None:
     """Suggest latency options by what a ledger has recorded.
 
     Replays the recorded sends with other latency classes. Compares isolations, messages that would
@@ -49,7 +49,5 @@ def tune(path: str, scope: Scope, limit: int, as_json: bool, **spark: Any) -> No
         else:
             with opened("tune", path, **spark) as (session, ledger):
                 suggestions = run(reader(ledger.rows(session)), ledger.path)
-    if as_json:
-        print_json(suggestions.as_dict())
-    else:
+    if not print_if_json(suggestions.as_dict()):
         show(suggestions)

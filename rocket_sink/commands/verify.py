@@ -13,7 +13,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import opened, quick_ledger
-from rocket_sink.commands.common.output import line, note, print_json, show, table
+from rocket_sink.commands.common.output import line, note, print_if_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import LedgerError, MissingPackageError
@@ -55,9 +55,7 @@ _OF_TABLE: Final = {
 @click.option("--key", metavar="COLUMN", help="The column of --path that messages have as key.")
 @spark_options
 @json_option
-def verify(
-    query: str | None, path: str | None, key: str | None, as_json: bool, **spark: Any
-) -> int:
+def verify(query: str | None, path: str | None, key: str | None, **spark: Any) -> int:
     """Check that each acknowledged message is in its topic once.
 
     Reads whole topics, by the offsets and ids that the ledger has. Stop the query before, or rows
@@ -80,9 +78,7 @@ def verify(
             results = [_stored(admin, topic, lambda own: own.compare_keys(topic, path, key))]
         else:
             results = _of_ledger(admin, options.ledger, options.topic, query, spark)
-    if as_json:
-        print_json([{**asdict(result), "adds_up": result.adds_up} for result in results])
-    else:
+    if not print_if_json([{**asdict(result), "adds_up": result.adds_up} for result in results]):
         for result in results:
             _show(result, _OF_TABLE if path else _MEANING)
     return 0 if all(result.adds_up for result in results) else 1

@@ -133,7 +133,7 @@ def test_a_backfill_of_nothing_prints_that(capsys: pytest.CaptureFixture[str]) -
         (Plan(pending=3, by_reason={"transport": 3}), "none of the 3 pending dead letters"),
         (Plan(pending=3, without_topic=3), "3 have no topic: --to-topic names one"),
     ):
-        _print_done(plan, Resent(), "dead letters", as_json=False)
+        _print_done(plan, Resent(), "dead letters")
         assert text in capsys.readouterr().err
 
 

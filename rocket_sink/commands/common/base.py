@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from rocket_sink.commands.common.output import JSON, print_json, print_json_line
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.text import clean, nearest
 
@@ -29,7 +30,19 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
 
 count_option: Final = functools.partial(click.option, type=click.IntRange(1))
 """`click.option` for a whole number from 1 on."""
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+def _json_option(printer: Callable[[Any], None], text: str) -> Callable[[Decorated], Decorated]:
+    def keep(context: click.Context, _: click.Parameter, is_set: bool) -> None:
+        if is_set:
+            context.meta[JSON] = printer
+
+    return click.option("--json", is_flag=True, expose_value=False, callback=keep, help=text)
+
+
+json_option: Final = _json_option(print_json, "As JSON.")
+json_lines_option: Final = functools.partial(_json_option, print_json_line)
+"""The option --json of a command that prints one JSON object per line; the argument is its help."""
 
 
 class Command(click.Command):

@@ -17,7 +17,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
+JSON: Final = "rocket_sink.json"
+"""The key in a click context of the function that prints values as JSON."""
 _PIPE_WIDTH: Final = 140
 _TERMINAL_WIDTH: Final = 80
 _TEXT_SHOWN: Final = 60
@@ -191,6 +193,20 @@ def print_json_line(value: Any) -> None:
     click.echo(_in_encoding(json_text(value, default=_plain)))
 
 
+def json_printer() -> Callable[[Any], None] | None:
+    """Return the function that prints a value as JSON; None if no command with --json runs in this
+    thread."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(JSON) if context else None
+
+
+def print_if_json(value: Any) -> bool:
+    """Print the value if the running command has --json; return whether it has."""
+    if printer := json_printer():
+        printer(value)
+    return printer is not None
+
+
 def _in_encoding(document: str) -> str:
     """Return JSON text that standard output can encode."""
     try:
@@ -215,11 +231,8 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[None]:
+def step(text: str, *, every_s: float = 5.0) -> Iterator[None]:
     """Print `text`, and then every few seconds the time that the context has taken so far."""
-    if quiet:
-        yield
-        return
     note(f"{text} ...")
     is_over, started_s = threading.Event(), time.monotonic()
 
