@@ -31,7 +31,6 @@ COMMANDS: Final = {
     "cluster": "Start, inspect and stop a local RocketMQ cluster.",
     "check": "Check whether name servers, brokers and topic are ready.",
     "topic": "Create topics on all brokers of a cluster, show and list them.",
-    "routes": "Show the brokers and queues of a topic.",
     "send": "Send messages from the command line or from standard input.",
     "tail": "Print the messages of a topic, and wait for new ones.",
     "stream": "Stream rows of any Spark source into a topic.",

@@ -54,7 +54,7 @@ def test_producers_and_commands_work_without_spark(tmp_path: Path) -> None:
             assert sorted(m.body for m in cluster.messages("orders")) == [b"one", b"three", b"two"]
             commands = (
                 ["check", *names, "-t", "orders"],
-                ["routes", *names, "-t", "orders"],
+                ["topic", "show", *names, "orders"],
                 ["send", *names, "-t", "orders", "four"],
                 ["tail", *names, "-t", "orders", "--last", "4", "--no-follow"],
                 ["dlq", "list", *names, "--group", "readers"],

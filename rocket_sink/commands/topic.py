@@ -12,22 +12,27 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from rocket_sink.commands.common.base import Group, count_option, json_option
 from rocket_sink.commands.common.output import print_if_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-from rocket_sink.commands.routes import PERMISSIONS, route_rows
-from rocket_sink.errors import ConfigurationError, NoRouteError
+from rocket_sink.errors import ConfigurationError, NoRouteError, RocketSinkError
 from rocket_sink.message_rules import check_topic, is_system_topic, with_namespace
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import counted
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.route import QueueData
+from rocket_sink.wire.route import QueueData, TopicRoute
 
+_PERMISSIONS: Final = {
+    "read and write": PermName.READ | PermName.WRITE,
+    "read": PermName.READ,
+    "write": PermName.WRITE,
+}
 _TYPE: Final = "message.type"
 _TYPES: Final = ("normal", "fifo", "delay", "transaction", "lite", "priority")
 _QUEUES: Final = 4
 _ROUTE_S: Final = 30.0
 """Longest wait until name servers know of the topic; brokers register it at once."""
 _COLUMNS: Final = {
-    "topic": "topic", "broker": "broker", "master": "master", "writeQueues": "write queues",
-    "readQueues": "read queues", "permission": "permission", "type": "type",
+    "topic": "topic", "broker": "broker", "master": "master", "slaves": "slaves",
+    "writeQueues": "write queues", "readQueues": "read queues", "permission": "permission",
+    "type": "type",
 }  # fmt: skip
 
 
@@ -46,7 +51,7 @@ def topic() -> None:
 @count_option("--queues", help="Queues per broker. Default: as many as the topic has, else 4.")
 @click.option("--type", "kind", type=click.Choice(_TYPES, case_sensitive=False),
               help="Type of its messages (brokers from 5.0 on). Default: as it is.")  # fmt: skip
-@click.option("--permission", type=click.Choice(PERMISSIONS),
+@click.option("--permission", type=click.Choice(_PERMISSIONS),
               help="Default: as it is, else read and write.")  # fmt: skip
 @click.option("--broker", "brokers", multiple=True, metavar="NAME",
               help="Only on this broker; repeatable. Default: on all.")  # fmt: skip
@@ -77,8 +82,8 @@ def create(
                     f"topic {name} has {sizes[broker]} queues on {broker}: with {count}, nobody "
                     "can read the messages of the others. --force takes these queues away"
                 )
-        perm = max((PERMISSIONS.get(row["permission"], 0) for row in present), default=0)
-        perm = PERMISSIONS[permission] if permission else perm or PermName.READ | PermName.WRITE
+        perm = max((_PERMISSIONS.get(row["permission"], 0) for row in present), default=0)
+        perm = _PERMISSIONS[permission] if permission else perm or PermName.READ | PermName.WRITE
         types = [kind.upper()] if kind else [row["type"] for row in present if row["type"]]
         attributes = {_TYPE: types[0]} if types else {}
         admin.create_topic(name, queues=count, perm=perm, attributes=attributes, brokers=chosen)
@@ -95,9 +100,15 @@ def create(
 @sink_options("nameServer")
 @json_option
 def show_topic(name: str) -> None:
-    """Show a topic's queues, permission and type on each broker."""
+    """Show a topic's brokers in its route, and its queues, permission and type on each.
+
+    Types are missing if a broker does not answer.
+    """
     with Admin(resolved_options()) as admin:
-        _print(f"topic {name}", _rows(admin, name))
+        rows = _route_rows(admin.topic_route(name))
+        with contextlib.suppress(RocketSinkError):
+            rows = _rows(admin, name)
+    _print(f"topic {name}", rows)
 
 
 @topic.command("list", example="    rocket-sink topic list -n 127.0.0.1:9876 --json")
@@ -110,7 +121,7 @@ def list_topics(with_system: bool) -> None:
     with Admin(resolved_options()) as admin:
         for name in admin.topics():
             with contextlib.suppress(NoRouteError):  # The topic was deleted meanwhile.
-                of_topic = route_rows(admin.topic_route(name))
+                of_topic = _route_rows(admin.topic_route(name))
                 if with_system or not _is_brokers_own(name, of_topic):
                     rows += ({"topic": name, **row} for row in of_topic)
     _print(counted(len({row["topic"] for row in rows}), "topic"), rows)
@@ -151,8 +162,30 @@ def _is_brokers_own(name: str, rows: list[dict[str, Any]]) -> bool:
     return is_system_topic(name) or name.removesuffix("_REPLY_TOPIC") in named_after
 
 
+def _route_rows(route: TopicRoute) -> list[dict[str, Any]]:
+    """Return a row per broker that has queues of the topic."""
+    brokers = {broker.name: broker for broker in route.brokers}
+    words = {perm: text for text, perm in _PERMISSIONS.items()}
+    rows = []
+    for queue in sorted(route.queues, key=lambda queue: queue.broker_name):
+        broker = brokers.get(queue.broker_name)
+        addresses = broker.addresses if broker else {}
+        rows.append(
+            {
+                "broker": queue.broker_name,
+                "cluster": broker.cluster if broker else None,
+                "master": addresses.get(0),
+                "slaves": [address for number, address in sorted(addresses.items()) if number],
+                "writeQueues": queue.write,
+                "readQueues": queue.read,
+                "permission": words.get(queue.perm & 6, "none"),
+            }
+        )
+    return rows
+
+
 def _rows(admin: Admin, name: str) -> list[dict[str, Any]]:
-    rows, attributes = route_rows(admin.topic_route(name)), admin.topic_attributes(name)
+    rows, attributes = _route_rows(admin.topic_route(name)), admin.topic_attributes(name)
     return [{**row, "type": attributes.get(row["broker"], {}).get(_TYPE)} for row in rows]
 
 
@@ -160,5 +193,6 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
     if print_if_json(rows):
         return
     columns = [name for name in _COLUMNS if not rows or name in rows[0]]
+    rows = [{**row, "slaves": ", ".join(row["slaves"]) or None} for row in rows]
     cells = ([row[name] for name in columns] for row in rows)
     show(table(title, [_COLUMNS[name] for name in columns], cells))

@@ -97,7 +97,7 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
     [
         (["nosuch"], "no such command"),
         (["strem"], "did you mean 'stream'"),
-        (["routes", "--nosuch"], "--nosuch"),
+        (["check", "--nosuch"], "--nosuch"),
         (["send", "-O", "nonsense", "x"], "NAME=VALUE"),
         (["send", "-t", "t", "-O", "nameServr=x", "x"], "did you mean 'nameServer'"),
         (["send", "-n", "a:1", "-t", "t", "-O", "ordering=strct", "x"], "strict"),
@@ -121,14 +121,14 @@ def test_a_wrong_command_line_exits_2_with_a_reason(
 
 
 def test_a_failure_is_one_line_and_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "routes", "-n", "127.0.0.1:1", "-t", "t")
+    code, out, err = run(capsys, "tail", "-n", "127.0.0.1:1", "-t", "t")
     assert (code, out) == (1, "")
     assert err.startswith("rocket-sink: ")
     assert "127.0.0.1:1" in err
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [("--debug", "routes"), ("routes", "--debug")])
+@pytest.mark.parametrize("arguments", [("--debug", "tail"), ("tail", "--debug")])
 def test_debug_shows_the_traceback(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,11 @@ def test_show_and_list(cluster: FakeCluster) -> None:
         cluster.create_topic(name)
     shown = run_command("topic", "show", "t", "-n", cluster.name_server)
     assert "FIFO" in shown.out and "read and write" in shown.out
+    cluster.brokers[0].kill()
+    shown = run_command("topic", "show", "t", "-n", cluster.name_server, "--json")
+    assert [(row["broker"], row["writeQueues"]) for row in shown.json()] == [
+        ("broker-a", 4), ("broker-b", 4),
+    ]  # fmt: skip
     listed = run_command("topic", "list", "-n", cluster.name_server, "--json").json()
     assert [(row["topic"], row["broker"]) for row in listed if row["topic"] != "TBW102"] == [
         ("t", "broker-a"), ("t", "broker-b"), ("u", "broker-b"),

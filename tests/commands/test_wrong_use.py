@@ -116,7 +116,7 @@ def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
         yield [*right(path, "--name-server"), "--name-server", "nonsense"]
     if names >= {"-O", "--topic"} and path[0] != "dlq":  # where it is a filter
         yield [*right(path, "--topic"), "--topic", "no such!"]
-    if path in (("routes",), ("send",), ("tail",), ("dlq", "list"), ("dlq", "resend"), *WITH_SPARK):
+    if path in (("send",), ("tail",), ("dlq", "list"), ("dlq", "resend"), *WITH_SPARK):
         for silent in (NOBODY, NO_HOST):
             valid = right(path, "--name-server")
             yield [*valid, "--name-server", silent, "-O", "sendMsgTimeout=100"]

@@ -82,8 +82,8 @@ def test_send_routes_tail_check(name_server: str) -> None:
     assert [row["body"] for row in rows] == ["one", "two", "three"]
     assert {(row["broker"], row["queueId"]) for row in rows} == {queue}
     assert [row["messageId"] for row in rows] == [row["messageId"] for row in sent]
-    route = as_json("routes", "-n", name_server, "-t", "shell")
-    assert queue[0] in {row["broker"] for row in route["brokers"]}
+    route = as_json("topic", "show", "-n", name_server, "shell")
+    assert queue[0] in {row["broker"] for row in route}
     assert as_json("check", "-n", name_server, "-t", "shell", *PATIENT)["ok"]
 
 
