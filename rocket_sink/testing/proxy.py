@@ -11,7 +11,8 @@ with FaultProxies("127.0.0.1:9876") as proxies:
     producer = Producer(nameServer=proxies.name_server)
     proxies.of("127.0.0.1:10911").freeze()
 
-`on_send`, `on` and `FaultProxies` read frames, and so need connections without TLS.
+A frame is forwarded when it is complete. `on_send`, `on` and `FaultProxies` need connections
+without TLS, because they read frames.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from rocket_sink.errors import RemoteProtocolError
@@ -35,62 +36,35 @@ _LENGTH = 4
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Bytes to forward; `frame` is set if the bytes are one readable frame."""
-
-    data: bytes
-    frame: Frame | None = None
-
-
 class Cutter:
-    """Cuts one direction of a connection into pieces."""
+    """Cuts one direction of a connection into frames."""
 
     def __init__(self) -> None:
-        self._prefix = b""
-        """Forwarded bytes of the next frame's length field."""
-        self._remaining = 0
-        """Number of bytes that a partly forwarded frame lacks."""
         self._buffer = bytearray()
         """The incomplete frame that is held back."""
+        self._has_frames = True
+        """False from the first bytes on that are no frame (TLS)."""
 
-    def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """Yield the pieces to forward now. With `whole`, hold back each frame, from the next one
-        on, until it is complete; later calls must then set `whole`, too. Forward a stream without
-        frames (TLS) unchanged."""
-        while data:
-            if self._remaining:
-                piece, data = data[: self._remaining], data[self._remaining :]
-                self._remaining -= len(piece)
-                yield Piece(piece)
-            elif whole and not self._prefix:
-                self._buffer += data
-                data = yield from self._frames()
-            else:
-                missing = _LENGTH - len(self._prefix)
-                piece, data = data[:missing], data[missing:]
-                self._prefix += piece
-                if len(self._prefix) == _LENGTH:
-                    self._remaining, self._prefix = int.from_bytes(self._prefix, "big"), b""
-                yield Piece(piece)
-
-    def _frames(self) -> Generator[Piece, None, bytes]:
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """Yield the frames that are complete now, or a stream without frames as it comes."""
         buffer = self._buffer
-        while len(buffer) >= _LENGTH:
+        buffer += data
+        while self._has_frames and len(buffer) >= _LENGTH:
             size = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
-            if size > Limits.FRAME_BYTES:
-                self._remaining, remainder = size, bytes(buffer)
-                buffer.clear()
-                return remainder
+            self._has_frames = size <= Limits.FRAME_BYTES
             if len(buffer) < size:
                 break
-            data = bytes(buffer[:size])
+            frame = bytes(buffer[:size])
             del buffer[:size]
-            yield Piece(data, _read(data))
-        return b""
+            yield frame
+        if not self._has_frames:
+            remainder = bytes(buffer)
+            buffer.clear()
+            yield remainder
 
 
 def _read(data: bytes) -> Frame | None:
+    """Return the frame; None if the bytes are no readable frame."""
     reader = FrameReader()
     with contextlib.suppress(RemoteProtocolError):
         reader.receive_data(data)
@@ -216,10 +190,10 @@ class FaultProxy(Scripted):
                     await asyncio.sleep(self.delay_ms / 1000)
                 if self.bytes_per_s:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
-                in_frames = self.script.is_used or self.change_route is not None
-                for piece in cutter.cut(data, whole=in_frames):
-                    if piece.frame is None or not handle(piece.frame):
-                        self._forward(connection, piece.data, direction)
+                for piece in cutter.cut(data):
+                    frame = _read(piece)
+                    if frame is None or not handle(frame):
+                        self._forward(connection, piece, direction)
                 await sink[1].drain()
         for _, writer in (source, sink):
             writer.close()

@@ -123,8 +123,6 @@ class Script:
 
     def __init__(self, seed: int = 0) -> None:
         self._rules: list[_Rule] = []
-        self.is_used = False
-        """Whether a rule was ever added."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -141,7 +139,6 @@ class Script:
             return
         with self._lock:
             self._rules.append(_Rule(behaviour, matches, times, chance))
-            self.is_used = True
 
     def clear(self) -> None:
         with self._lock:
