@@ -58,9 +58,13 @@ class Cutter:
             del buffer[:size]
             yield frame
         if not self._has_frames:
-            remainder = bytes(buffer)
-            buffer.clear()
-            yield remainder
+            yield self.incomplete()
+
+    def incomplete(self) -> bytes:
+        """Return and forget the bytes that are held back."""
+        held = bytes(self._buffer)
+        self._buffer.clear()
+        return held
 
 
 def _read(data: bytes) -> Frame | None:
@@ -180,9 +184,11 @@ class FaultProxy(Scripted):
         """Forward until an end closes; then close the other end, too."""
         cutter = Cutter()
         source, sink = connection.client, connection.server
+        handle: Callable[[Frame], bool] = connection.on_request
+        send: Callable[[bytes], None] = connection.server[1].write
         if direction == "answer":
             source, sink = sink, source
-        handle = connection.on_request if direction == "request" else connection.on_answer
+            handle, send = connection.on_answer, connection.send
         with contextlib.suppress(OSError):
             while data := await source[0].read(_CHUNK_BYTES):
                 await self._flowing.wait()
@@ -190,27 +196,20 @@ class FaultProxy(Scripted):
                     await asyncio.sleep(self.delay_ms / 1000)
                 if self.bytes_per_s:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
-                for piece in cutter.cut(data):
+                budget = self._budgets.get(direction)
+                for piece in cutter.cut(data[:budget]):
                     frame = _read(piece)
                     if frame is None or not handle(frame):
-                        self._forward(connection, piece, direction)
+                        send(piece)
+                if budget is not None:
+                    self._budgets[direction] = budget - len(data)
+                    if budget < len(data):
+                        del self._budgets[direction]
+                        send(cutter.incomplete())
+                        self._reset()
                 await sink[1].drain()
         for _, writer in (source, sink):
             writer.close()
-
-    def _forward(self, connection: _Connection, data: bytes, direction: Direction) -> None:
-        budget = self._budgets.get(direction)
-        if direction == "answer":
-            connection.send(data[:budget])
-        else:
-            connection.server[1].write(data[:budget])
-        if budget is None:
-            return
-        self._budgets[direction] = budget - len(data)
-        if budget < len(data):
-            del self._budgets[direction]
-            self._reset()
-            raise ConnectionResetError
 
 
 class _Connection(Connection):
