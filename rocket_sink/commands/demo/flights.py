@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from rocket_sink.errors import ConfigurationError
 
@@ -89,34 +89,23 @@ def _numbered(table: Any) -> Any:
     return table.append_column("row", pa.array(np.arange(table.num_rows)))
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The result of the verification. `foreign` messages differ from every row of the input;
-    `lost` rows are neither at a broker nor a pending dead letter."""
-
-    stored: int
-    distinct: int
-    duplicates: int
-    foreign: int
-    new_ids: int
-    keys: int
-    disordered_keys: int
-    moved_keys: int
-    lost: int
-
-
-def verdict(flights: DataFrame, messages: DataFrame, letters: DataFrame) -> Verdict:
+def verdict(flights: DataFrame, messages: DataFrame, letters: DataFrame) -> Row:
     """Compare what brokers and the ledger have with the input.
 
     Args:
         flights: the input.
         messages: the topic's messages, in the columns of the reader.
         letters: pending dead letters, with the column `body`.
+
+    Returns:
+        A row of counts. `stored` counts messages; `foreign` ones differ from every row of the
+        input. `new_ids` counts duplicates with a message id of their own. `lost` rows are neither
+        at a broker nor a pending dead letter. `disordered_keys` and `moved_keys` are of `keys`.
     """
     rows = flights.selectExpr("row", "sharding_key", BODY)
     frames: dict[str, Any] = {"flights": rows, "messages": messages.cache(), "letters": letters}
     (sums,) = flights.sparkSession.sql(_VERDICT, None, **frames).collect()
-    return Verdict(**sums.asDict())
+    return sums
 
 
 _VERDICT: Final = """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import RenderableType
 from rich.text import Text
@@ -18,18 +18,10 @@ from rich.text import Text
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.cluster.node import Broker
 from rocket_sink.commands.common.base import one_line
-from rocket_sink.commands.common.output import (
-    Bar,
-    Steps,
-    note,
-    program,
-    show,
-    step,
-    table,
-)
+from rocket_sink.commands.common.output import Bar, Steps, note, program, show, step, table
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.commands.common.stream_run import Source
-from rocket_sink.commands.demo.flights import BODY, Flights, Verdict, verdict, write_flights
+from rocket_sink.commands.demo.flights import BODY, Flights, verdict, write_flights
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.report import Report
@@ -94,7 +86,7 @@ class DemoSummary:
     flights: Flights
     seconds: float
     report: Report
-    verdict: Verdict
+    verdict: Row
     events: list[str]
     """The demo's actions on brokers, with their times."""
 
@@ -237,7 +229,7 @@ def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(spark: SparkSession, cluster: LocalCluster, folder: Path, ledger: Ledger) -> Verdict:
+def _read_back(spark: SparkSession, cluster: LocalCluster, folder: Path, ledger: Ledger) -> Row:
     with step("read back and compare"):
         with Admin(nameServer=cluster.name_server) as admin:
             admin.await_dispatched(TOPIC)
