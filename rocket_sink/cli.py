@@ -84,11 +84,11 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
             note(usage_line(error))
         return error.exit_code
     except Exception as error:
-        return _failed(error, argv)
+        return _report_failure(error, argv)
     return answer if isinstance(answer, int) else 0
 
 
-def _failed(error: Exception, argv: Sequence[str]) -> int:
+def _report_failure(error: Exception, argv: Sequence[str]) -> int:
     if debug_wanted(argv):
         note_lines(clean_trace("".join(traceback.format_exception(error))))
     note(f"rocket-sink: {one_line(error)}")

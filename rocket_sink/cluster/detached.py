@@ -125,7 +125,7 @@ def up(
     cases stop the processes that are left, and start all with the same data and, if they are free,
     the same ports. Arguments and errors are those of LocalCluster."""
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
-    with _locked(home, progress) as folder:
+    with _lock_home(home, progress) as folder:
         alive: list[NodeState] = []
         ports = None
         if (running := status(folder)) is not None:
@@ -179,7 +179,7 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
     Brokers take some 15 s. `progress` gets a line if another command has the lock."""
     if not (_folder(home) / _STATE_FILE).exists():
         return False
-    with _locked(home, progress) as folder:
+    with _lock_home(home, progress) as folder:
         state = _load(folder)
         was_running = _end(state) if state else False
         (folder / _STATE_FILE).unlink(missing_ok=True)
@@ -248,7 +248,7 @@ def _folder(home: Path | None) -> Path:
 
 
 @contextmanager
-def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
+def _lock_home(home: Path | None, progress: Progress | None) -> Iterator[Path]:
     folder = _folder(home)
     lock = FileLock(folder / ".lock")
 

@@ -117,33 +117,33 @@ class LocalCluster:
     @property
     def home(self) -> Path:
         """The data folder, with one folder per process (configuration, store, logs)."""
-        return self._prepared().home
+        return self._require_runtime().home
 
     @property
     def classpath(self) -> str:
         """The jars, for `java -cp`."""
-        return self._prepared().class_path
+        return self._require_runtime().class_path
 
     @property
     def java(self) -> Path:
-        return self._prepared().java.executable
+        return self._require_runtime().java.executable
 
     @property
     def tls_ca(self) -> Path | None:
         """The certificate (PEM) of the authority that signs all others; None without TLS."""
-        certificates = self._prepared().certificates
+        certificates = self._require_runtime().certificates
         return certificates.ca if certificates else None
 
     @property
     def tls_client(self) -> tuple[Path, Path] | None:
         """A client's certificate and key (PEM), signed by `tls_ca`; None without TLS."""
-        certificates = self._prepared().certificates
+        certificates = self._require_runtime().certificates
         return certificates.client if certificates else None
 
     @property
     def name_server(self) -> str:
         """The host:port of the name server, for the option nameServer."""
-        return self._running().name_server.address
+        return self._require_nodes().name_server.address
 
     def client_options(self) -> dict[str, str]:
         """Return a client's options: nameServer, and the cluster's credentials and TLS, if any."""
@@ -156,11 +156,11 @@ class LocalCluster:
 
     @property
     def brokers(self) -> list[Broker]:
-        return list(self._running().brokers)
+        return list(self._require_nodes().brokers)
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all brokers."""
-        return sum(broker.cpu_s() for broker in self._running().brokers)
+        return sum(broker.cpu_s() for broker in self._require_nodes().brokers)
 
     def admin(self, *arguments: str, timeout_s: float = 240) -> str:
         """Return the output of `mqadmin <arguments>`; raise ClusterError if it fails."""
@@ -169,7 +169,7 @@ class LocalCluster:
             *arguments,
             version=self.version,
             acl=self._wanted.acl,
-            tls=self._prepared().certificates,
+            tls=self._require_runtime().certificates,
             cache=self._cache,
             timeout_s=timeout_s,
         )
@@ -216,7 +216,7 @@ class LocalCluster:
         self.admin("deleteTopic", "-c", CLUSTER_NAME, "-t", name)
 
     def _chosen(self, names: Iterable[str] | None) -> list[Broker]:
-        by_name = {broker.name: broker for broker in self._running().brokers}
+        by_name = {broker.name: broker for broker in self._require_nodes().brokers}
         chosen = list(by_name if names is None else names)
         for name in chosen:
             if name not in by_name:
@@ -234,12 +234,12 @@ class LocalCluster:
         if self._asked_home is None:
             shutil.rmtree(home, ignore_errors=True)
 
-    def _running(self) -> Nodes:
+    def _require_nodes(self) -> Nodes:
         if self._nodes is None:
             raise ClusterError("The cluster is not started: call start(), or use it in `with`.")
         return self._nodes
 
-    def _prepared(self) -> Runtime:
+    def _require_runtime(self) -> Runtime:
         if self._runtime is None:
             raise ClusterError("The cluster was never started: call start(), or use it in `with`.")
         return self._runtime

@@ -83,7 +83,7 @@ class Node:
     @property
     def pid(self) -> int:
         """The pid of the latest start; ClusterError before the first start."""
-        return self._started().pid
+        return self._require_process().pid
 
     @property
     def alive(self) -> bool:
@@ -110,7 +110,7 @@ class Node:
         if self.alive:
             self._earlier_cpu_s = self.cpu_s()
             self._signal(signal.SIGKILL)
-            self._started().wait()
+            self._require_process().wait()
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s`; idempotent."""
@@ -120,7 +120,7 @@ class Node:
         self._signal(signal.SIGTERM)
         self.thaw()
         try:
-            self._started().wait(grace_s)
+            self._require_process().wait(grace_s)
             self._earlier_cpu_s = cpu_s
         except subprocess.TimeoutExpired:
             self.kill()
@@ -185,9 +185,9 @@ class Node:
     def _signal(self, number: signal.Signals) -> None:
         if not self.alive:
             raise ClusterError(f"{self.name} is not running: start it with restart().")
-        self._started().send_signal(number)
+        self._require_process().send_signal(number)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _require_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise ClusterError(f"{self.name} was not started: call start() of its cluster.")
         return self._process
@@ -245,7 +245,7 @@ class Broker(Node):
         """Wait until `check` passes. Register a broker that listens while `check` keeps failing."""
         listens_since_s = 0.0
 
-        def registered() -> None:
+        def check_or_register() -> None:
             nonlocal listens_since_s
             try:
                 check()
@@ -258,4 +258,4 @@ class Broker(Node):
                         self.probe.register_now(self.address, int(permission))
                 raise
 
-        self.wait_for(registered, timeout_s)
+        self.wait_for(check_or_register, timeout_s)

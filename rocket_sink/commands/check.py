@@ -111,7 +111,7 @@ def look(options: SinkOptions) -> Iterator[Finding]:
     packages = ("pyspark", "delta-spark", "pyarrow")
     versions = (platform.python_version(), *(f"{name} {_version(name)}" for name in packages))
     yield Finding("python", "ok", ", ".join(versions))
-    yield _tried("java", _java)
+    yield _finding("java", _java)
     if not proxy and not (yield from _name_servers(options)):
         return
     if options.topic:
@@ -119,7 +119,7 @@ def look(options: SinkOptions) -> Iterator[Finding]:
     elif not proxy:
         yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
     if options.ledger:
-        yield _tried("ledger", _ledger, options.ledger)
+        yield _finding("ledger", _ledger, options.ledger)
 
 
 def _consumed(options: SinkOptions, group: str) -> Iterator[Finding]:
@@ -159,7 +159,7 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _tried(what: str, check: Callable[..., str], *arguments: Any) -> Finding:
+def _finding(what: str, check: Callable[..., str], *arguments: Any) -> Finding:
     """Return the text that `check` returns; if it raises, a failure with the error's text."""
     try:
         return Finding(what, "ok", check(*arguments))
@@ -228,7 +228,7 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
             for broker in route.brokers:
-                yield _tried(f"broker {broker.name}", _broker, admin, options, route, broker)
+                yield _finding(f"broker {broker.name}", _broker, admin, options, route, broker)
     except RocketSinkError as error:
         yield Finding(f"topic {topic}", "fail", str(error))
 
@@ -258,7 +258,7 @@ def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     yield Finding(subject, "note", text + admin.name_hint(options.topic))
     of_template = options.with_(topic=template, namespace="", allowSystemTopics=True)
     for broker in route.brokers:
-        yield _tried(f"broker {broker.name}", _broker, admin, of_template, route, broker)
+        yield _finding(f"broker {broker.name}", _broker, admin, of_template, route, broker)
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
     note_faults,
-    opened,
+    open_ledger,
     quick_ledger,
 )
 from rocket_sink.commands.common.output import (
@@ -96,7 +96,7 @@ def ledger() -> None:
 @json_option
 def fold(path: str, **spark: Any) -> None:
     """Move what tasks have written into the Delta table."""
-    with opened("ledger fold", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger fold", path, **spark) as (session, opened_ledger):
         summary = opened_ledger.sync(session)
     if print_if_json(summary):
         return
@@ -113,7 +113,7 @@ def fold(path: str, **spark: Any) -> None:
 @json_option
 def optimize(path: str, **spark: Any) -> None:
     """Compact small files into larger ones."""
-    with opened("ledger optimize", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger optimize", path, **spark) as (session, opened_ledger):
         done = opened_ledger.optimize(session)
     if not print_if_json(done):
         files = counted(done["files_removed"], "file")
@@ -135,7 +135,7 @@ def optimize(path: str, **spark: Any) -> None:
 @spark_options
 def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     """Delete data files that no recent version of the table needs."""
-    with opened("ledger vacuum", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger vacuum", path, **spark) as (session, opened_ledger):
         opened_ledger.vacuum(session, retain_hours)
     note("done")
 
@@ -181,7 +181,7 @@ def expire(
         raise click.UsageError("which age? give --older-than, as in --older-than 30d")
     spans = [dt.timedelta(milliseconds=ms) for ms in (older_than or 0, settled_bodies)]
     ages = {} if older_than is None else dict.fromkeys(kinds or LEDGER_KINDS, spans[0])
-    with opened("ledger expire", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger expire", path, **spark) as (session, opened_ledger):
         done = opened_ledger.expire(session, ages, settled_bodies=spans[1] or None, dry_run=dry_run)
     if print_if_json(done):
         return
@@ -223,7 +223,7 @@ def erase(path: str, where: str, reason: str, **spark: Any) -> None:
     """
     from rocket_sink.spark.backfill.parking import erase as erase_letters
 
-    with opened("ledger erase", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger erase", path, **spark) as (session, opened_ledger):
         done = erase_letters(session, opened_ledger, where=where, reason=reason)
     if print_if_json(done):
         return
@@ -290,7 +290,7 @@ def show_view(
     if table is None:
         from rocket_sink.spark.backfill.sources import filtered
 
-        with opened("ledger show", path, **spark) as (session, opened_ledger):
+        with open_ledger("ledger show", path, **spark) as (session, opened_ledger):
             fold_and_note(opened_ledger, session)
             frame = filtered(
                 views.view(opened_ledger.rows(session), named), where, of="the view's columns"
@@ -332,12 +332,12 @@ def park(
     from rocket_sink.spark.backfill.parking import park as park_letters
 
     _check_named(letters, where)
-    with opened("ledger park", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger park", path, **spark) as (session, opened_ledger):
         done = park_letters(
             session, opened_ledger, letters=letters, where=where, note=reason,
             resolution="dropped" if dropped else "parked",
         )  # fmt: skip
-    return _parked(done, "dropped" if dropped else "parked", "pending")
+    return _print_parked(done, "dropped" if dropped else "parked", "pending")
 
 
 @ledger.command(
@@ -362,9 +362,9 @@ def unpark(
     from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 
     _check_named(letters, where)
-    with opened("ledger unpark", path, **spark) as (session, opened_ledger):
+    with open_ledger("ledger unpark", path, **spark) as (session, opened_ledger):
         done = unpark_letters(session, opened_ledger, letters=letters, where=where, note=reason)
-    return _parked(done, "unparked", "parked")
+    return _print_parked(done, "unparked", "parked")
 
 
 def _check_named(letters: tuple[str, ...], where: str | None) -> None:
@@ -372,7 +372,7 @@ def _check_named(letters: tuple[str, ...], where: str | None) -> None:
         raise click.UsageError("which dead letters? give --letter ID or --where SQL")
 
 
-def _parked(done: Parked, way: str, needed: str) -> int:
+def _print_parked(done: Parked, way: str, needed: str) -> int:
     if not print_if_json({way: done.count, f"not_{needed}": list(done.left_out)}):
         note(f"{counted(done.count, 'dead letter')} {way}")
         for letter in done.left_out:

@@ -11,7 +11,7 @@ from rocket_sink.commands.common.base import Command, count_option, json_option
 from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
-    opened,
+    open_ledger,
     quick_ledger,
     scoped_ledger,
 )
@@ -56,7 +56,7 @@ def report(
                                 series=html is not None, group=group,
                                 options=options)  # fmt: skip
     else:
-        with opened("report", path, **spark) as (session, ledger):
+        with open_ledger("report", path, **spark) as (session, ledger):
             fold_and_note(ledger, session)
             ledger_report = ledger.report(
                 session, query=scope.query_id, since=scope.since, until=scope.until, epochs=epochs,

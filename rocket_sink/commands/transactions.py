@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink.commands.common.base import Group, count_option, json_lines_option, json_option
-from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, opened
+from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, open_ledger
 from rocket_sink.commands.common.output import (
     Bar,
     json_printer,
@@ -73,7 +73,7 @@ def transactions() -> None:
 @json_lines_option("One JSON object per transaction.")
 def list_transactions(path: str, everything: bool, limit: int, **spark: Any) -> None:
     """Show the transactions that are open."""
-    with opened("transactions list", path, **spark) as (session, ledger):
+    with open_ledger("transactions list", path, **spark) as (session, ledger):
         fold_and_note(ledger, session)
         frame = ledger.transactions(session, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
@@ -105,7 +105,7 @@ def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
     the query. Give it the namespace and the credentials of the query. Exits 0 if all chosen
     transactions are settled, and none has lost a message.
     """
-    with _opened("settle", asks=not dry_run, **spark) as (session, options):
+    with _open_session("settle", asks=not dry_run, **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionCommitter
 
         committer = TransactionCommitter(session, options, ordered=True)
@@ -118,7 +118,7 @@ def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
             done = []
         else:
             with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
-                done = settled(committer, rows, bar)
+                done = settle_in_order(committer, rows, bar)
     print_if_json([outcome.as_dict() for outcome in done])
     return 0 if all(outcome.is_good for outcome in done) else 1
 
@@ -159,7 +159,7 @@ def serve(topics: tuple[str, ...], seconds: float | None, **spark: Any) -> None:
     def on_end(report: EndReport) -> None:
         note(_text(Settled(report)))
 
-    with _opened("serve", **spark) as (session, options):
+    with _open_session("serve", **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionChecker
 
         checker = TransactionChecker(
@@ -201,7 +201,9 @@ class Settled:
         }  # fmt: skip
 
 
-def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
+def settle_in_order(
+    committer: TransactionCommitter, rows: Sequence[Any], bar: Bar
+) -> list[Settled]:
     """Settle the transactions one by one; after a failure skip the later ones of the same query."""
     from rocket_sink.spark.transactions import EndReport
 
@@ -258,7 +260,7 @@ def _print_plan(rows: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_session(
     name: str, *, asks: bool = True, **spark: Any
 ) -> Iterator[tuple[SparkSession, SinkOptions]]:
     """Open a session for the ledger; with `asks`, check that a name server answers."""
@@ -268,5 +270,5 @@ def _opened(
     check_exists(options.ledger)
     if asks:
         check_name_server(options)  # Fail before Spark starts.
-    with opened(f"transactions {name}", options.ledger, **spark) as (session, _):
+    with open_ledger(f"transactions {name}", options.ledger, **spark) as (session, _):
         yield session, options

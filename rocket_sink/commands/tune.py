@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rocket_sink.commands.common.base import Command, count_option, json_option
-from rocket_sink.commands.common.ledger_input import opened, quick_ledger, scoped_ledger
+from rocket_sink.commands.common.ledger_input import open_ledger, quick_ledger, scoped_ledger
 from rocket_sink.commands.common.output import Bar, print_if_json, show
 from rocket_sink.commands.common.sink_input import given_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
@@ -47,7 +47,7 @@ def tune(path: str, scope: Scope, limit: int, **spark: Any) -> None:
         if quick:
             suggestions = run(quick.query, quick.path)
         else:
-            with opened("tune", path, **spark) as (session, ledger):
+            with open_ledger("tune", path, **spark) as (session, ledger):
                 suggestions = run(reader(ledger.rows(session)), ledger.path)
     if not print_if_json(suggestions.as_dict()):
         show(suggestions)

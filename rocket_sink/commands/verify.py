@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from rocket_sink.commands.common.base import Command, json_option
-from rocket_sink.commands.common.ledger_input import opened, quick_ledger
+from rocket_sink.commands.common.ledger_input import open_ledger, quick_ledger
 from rocket_sink.commands.common.output import line, note, print_if_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
@@ -75,7 +75,7 @@ def verify(query: str | None, path: str | None, key: str | None, **spark: Any) -
     with Admin(options) as admin:
         if path and key:
             topic = options.topic
-            results = [_stored(admin, topic, lambda own: own.compare_keys(topic, path, key))]
+            results = [_compare_topic(admin, topic, lambda own: own.compare_keys(topic, path, key))]
         else:
             results = _of_ledger(admin, options.ledger, options.topic, query, spark)
     if not print_if_json([{**asdict(result), "adds_up": result.adds_up} for result in results]):
@@ -98,7 +98,7 @@ def _of_ledger(
                 )
             query: Query = quick.query
         else:
-            session, ledger = stack.enter_context(opened("verify", path, **spark))
+            session, ledger = stack.enter_context(open_ledger("verify", path, **spark))
             query = reader(ledger.rows(session))
 
         whole_id = with_full_id(Scope(query_id), query, path).query_id
@@ -108,14 +108,14 @@ def _of_ledger(
 
         def of(name: str) -> Verification:
             hidden = partial(admin.hidden_copies, name, time.time_ns() // 1_000_000)
-            return _stored(
+            return _compare_topic(
                 admin, name, lambda places: places.compare(query, name, hidden, whole_id)
             )
 
         return [of(name) for name in topics]
 
 
-def _stored(
+def _compare_topic(
     admin: Admin, topic: str, compare: Callable[[StoredPlaces], Verification]
 ) -> Verification:
     """Read the whole topic, and return the result of the comparison."""

@@ -29,9 +29,6 @@ def test_a_long_step_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) ->
             text += capsys.readouterr().err
             time.sleep(0.01)
     assert text.startswith("reading ...\nreading: 0 s so far\n")
-    with step("reading", quiet=True, every_s=0.01):
-        time.sleep(0.05)
-    assert "..." not in capsys.readouterr().err
 
 
 def test_commands_print_by_this_module_only() -> None:

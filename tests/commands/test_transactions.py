@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import Row
 
 from rocket_sink.commands.common.output import Bar
-from rocket_sink.commands.transactions import settled
+from rocket_sink.commands.transactions import settle_in_order
 from rocket_sink.errors import DeliveryError
 from rocket_sink.spark.transactions import EndReport
 
@@ -31,7 +31,7 @@ class Stub:
 def run(stub: Any, *epochs: tuple[str, int]) -> list[Any]:
     rows = [Row(query_id=query, epoch=epoch, halves=2) for query, epoch in epochs]
     with Bar("settle", 2 * len(rows)) as bar:
-        return settled(stub, rows, bar)
+        return settle_in_order(stub, rows, bar)
 
 
 def test_an_epoch_that_stays_open_keeps_back_those_of_its_query_only(capsys: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.common.output import Bar
-from rocket_sink.commands.transactions import settled
+from rocket_sink.commands.transactions import settle_in_order
 from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark import foreach_batch, transactions
@@ -91,7 +91,7 @@ def test_epochs_are_seen_once_decided_and_once(
         endings = TransactionCommitter(spark, sink.options)
         rows = endings.open_epochs()
         with Bar("settle", 2 * ROWS) as bar:
-            done = settled(endings, rows, bar)
+            done = settle_in_order(endings, rows, bar)
         assert all(epoch.is_good for epoch in done) and seen() == _all(0) + _all(1)
         # Brokers go on asking until all uncommitted half messages and their copies are rolled back.
         until(lambda: _rolled_back(answers) >= ROWS, timeout_s=120)

@@ -92,7 +92,7 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 
 
 @contextlib.contextmanager
-def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
+def open_ledger(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
     """Yield a Spark session for small plans, made from the flags `spark`, and the ledger. Raise
     LedgerError if the path has no ledger."""
 

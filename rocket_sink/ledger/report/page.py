@@ -123,13 +123,13 @@ _TEXTS: Final = frozenset({
 def _plain_series(series: Series) -> dict[str, Any]:
     texts: dict[str, int] = {}
 
-    def coded(name: str, value: Any) -> Any:
+    def code_of(name: str, value: Any) -> Any:
         is_text = name in _TEXTS and value is not None
         return texts.setdefault(value, len(texts)) if is_text else value
 
     rows = {
         name: [
-            [coded(*pair) for pair in zip(columns, row, strict=True)] for row in series.rows[name]
+            [code_of(*pair) for pair in zip(columns, row, strict=True)] for row in series.rows[name]
         ]
         for name, columns in COLUMNS.items()
     }
