@@ -1,17 +1,32 @@
 """Stored messages as Arrow rows, for the reader and exports of dead-letter topics. The contract's
-columns come first, so that rows can be sent again. `system_properties` has RocketMQ's own."""
+columns come first, so that rows can be sent again. `system_properties` has RocketMQ's own.
+
+`stored_batches` makes rows of the answers to pulls, by columns. `stored_batch` makes rows of
+messages; `stored_batches` uses it for messages that are not regular."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocket_sink.message_rules import RESERVED_PROPERTIES
+from rocket_sink.wire.columns.buffers import Int64s, Mask, bytes_of, lengths_of
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
-from rocket_sink.wire.properties import KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, split_keys
-from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.columns.stored import StoredColumns
+from rocket_sink.wire.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    split_keys,
+)
+from rocket_sink.wire.stored import StoredMessage, iter_stored, memory_bytes
 
 _TYPES: Final = {
     "BIGINT": pa.int64(),
@@ -38,6 +53,143 @@ _LAST_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999. Spark's TIMESTAMP holds the years 1 to 9999."""
 _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 """Properties that have columns of their own."""
+_MS: Final = "-?[0-9]{1,15}"
+"""The texts of event times that columns can read; other times are read one by one."""
+_BATCH_ROWS: Final = 2000
+_BATCH_BYTES: Final = 8 << 20
+_FEW: Final = 64
+"""If one in so many messages is irregular, all are decoded one by one: each of them would end a
+batch, and a batch costs as much time as a hundred messages."""
+
+
+def stored_batches(
+    data: bytes,
+    broker_name: str,
+    takes: Callable[[Any, Any], Any],
+    on_single: Callable[[StoredMessage], None],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages in the bodies of a queue's pull answers, in their order, as rows of
+    STORED_SCHEMA.
+
+    Args:
+        data: the bodies of the answers, one after the other.
+        takes: says by queue offset and store time (ms) whether to take a message; it gets integers,
+            or arrays of integers.
+        on_single: is called for each message that is decoded apart from the columns.
+
+    Raises: like `iter_stored`.
+    """
+    stored = StoredColumns.of(data)
+    batch, regular = _columns(stored, broker_name)
+    if np.count_nonzero(~regular) * _FEW > len(regular):
+        regular[:] = False
+    taken = takes(stored.fixed["queue_offset"], stored.fixed["store_ms"])
+    kinds = np.where(regular, taken, _SINGLE)
+    edges = np.flatnonzero(np.diff(kinds, prepend=-1, append=-1)).tolist()
+    for begin, end in pairwise(edges):
+        if kinds[begin] == _SINGLE:
+            span = slice(*stored.bounds[[begin, end]].tolist())
+            yield from _single_batches(data[span], broker_name, takes, on_single)
+        elif kinds[begin]:
+            while begin < end:
+                bodies, until = stored.bodies(begin, end)
+                part = batch.slice(begin, until - begin)
+                yield part.set_column(_BODY, STORED_SCHEMA.field(_BODY), bodies)
+                begin = until
+    # A malformed message, for which this raises an error.
+    yield from _single_batches(data[stored.bounds[-1] :], broker_name, takes, on_single)
+
+
+_SINGLE: Final = 2
+_BODY: Final = STORED_SCHEMA.get_field_index("body")
+
+
+def _single_batches(
+    data: bytes,
+    broker_name: str,
+    takes: Callable[[int, int], bool],
+    on_single: Callable[[StoredMessage], None],
+) -> Iterator[pa.RecordBatch]:
+    rows: list[tuple[str, StoredMessage]] = []
+    size = 0
+    for message in iter_stored(data):
+        if takes(message.queue_offset, message.store_ms):
+            on_single(message)
+            rows.append((broker_name, message))
+            size += memory_bytes(message)
+        if len(rows) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield stored_batch(rows)
+            rows, size = [], 0
+    if rows:
+        yield stored_batch(rows)
+
+
+def _columns(stored: StoredColumns, broker_name: str) -> tuple[pa.RecordBatch, Mask]:
+    """Return the rows without their bodies, and whether each one is right."""
+    fixed, properties, count = stored.fixed, stored.properties, len(stored)
+    event_time, is_time = _event_times(properties.texts(EVENT_TIME_PROPERTY))
+    arrays = {
+        "topic": stored.topics,
+        "tags": properties.texts(TAGS),
+        "keys": _key_lists(properties.texts(KEYS)),
+        "sharding_key": properties.texts(SHARDING_KEY),
+        "properties": properties.maps(
+            lambda name: name not in RESERVED_PROPERTIES and name != EVENT_TIME_PROPERTY
+        ),
+        "flag": pa.array(fixed["flag"].astype(np.int64)),
+        "message_id": properties.texts(UNIQ_KEY),
+        "event_time": event_time,
+        "broker_name": pa.repeat(broker_name, count),
+        "queue_id": pa.array(fixed["queue_id"].astype(np.int64)),
+        "queue_offset": pa.array(fixed["queue_offset"].astype(np.int64)),
+        "store_timestamp": _times(fixed["store_ms"].astype(np.int64)),
+        "born_timestamp": _times(fixed["born_ms"].astype(np.int64)),
+        "offset_message_id": stored.offset_message_ids(),
+        "reconsume_times": pa.array(fixed["reconsume_times"].astype(np.int32)),
+        "system_properties": properties.maps(
+            lambda name: name in RESERVED_PROPERTIES and name not in _FIELDS
+        ),
+    }
+    columns = [
+        arrays[field.name] if field.name in arrays else pa.nulls(count, field.type)
+        for field in STORED_SCHEMA
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=STORED_SCHEMA)
+    return batch, stored.regular & is_time
+
+
+def _times(ms: Int64s) -> pa.Array:
+    """Return times of Spark; null where Spark has no such time."""
+    is_none = (ms < _FIRST_MS) | (ms > _LAST_MS)
+    return pa.array(ms * 1000, mask=is_none).cast(STORED_SCHEMA.field("event_time").type)
+
+
+def _event_times(texts: pa.Array) -> tuple[pa.Array, Mask]:
+    """Return the event times, and whether columns can read each text."""
+    is_read = np.ones(len(texts), np.bool_)
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), STORED_SCHEMA.field("event_time").type), is_read
+    is_number = pc.match_substring_regex(texts, f"^{_MS}$")
+    ms = pc.if_else(is_number, texts, pa.scalar(None, pa.string())).cast(pa.int64())
+    times = _times(ms.fill_null(_LAST_MS + 1).to_numpy(zero_copy_only=False))
+    is_read = pc.equal(times.is_valid(), texts.is_valid()).to_numpy(zero_copy_only=False)
+    return times, is_read
+
+
+def _key_lists(texts: pa.Array) -> pa.Array:
+    """Return the index keys as lists (`split_keys`), null where a message has none."""
+    if ord(KEY_SEPARATOR) not in bytes_of(texts):
+        # Each text is a key.
+        bounds = np.concatenate(([0], np.cumsum(texts.is_valid().to_numpy(zero_copy_only=False))))
+        keys = texts.drop_null()
+    else:
+        lists = pc.split_pattern(texts, KEY_SEPARATOR)
+        keys = lists.flatten()
+        is_key = lengths_of(keys) > 0
+        bounds = np.concatenate(([0], np.cumsum(is_key)))[lists.offsets.to_numpy()]
+        keys = keys.filter(pa.array(is_key))
+    is_none = np.append(np.diff(bounds) == 0, [False])
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32), mask=is_none), keys)
 
 
 def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatch:

@@ -171,9 +171,10 @@ def pull_message(
     consumer_group: str,
     max_msg_nums: int,
     max_msg_bytes: int | None = None,
+    expression: str = "*",
 ) -> Frame:
     """Ask for messages of a queue from an offset on. The broker commits no offset, and answers at
-    once if there is no message."""
+    once if there is no message. `expression` filters by tags (FilterAPI), by their hash codes."""
     return request(
         RequestCode.PULL_MESSAGE,
         {
@@ -184,7 +185,7 @@ def pull_message(
             "sysFlag": 0x4,  # PullSysFlag.FLAG_SUBSCRIPTION
             "commitOffset": 0,
             "suspendTimeoutMillis": 0,
-            "subscription": "*",
+            "subscription": expression,
             "subVersion": 0,
             "expressionType": "TAG",
             "maxMsgBytes": max_msg_bytes,

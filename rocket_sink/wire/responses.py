@@ -155,21 +155,26 @@ PULL_CODES: Final = frozenset(
 """Response codes of a pull whose answer has offsets (Java: PullStatus); others are errors."""
 
 
+def pulled_bytes(frame: Frame) -> tuple[bytes, int]:
+    """Return the encoded messages in the answer to PULL_MESSAGE, and the offset of the next pull.
+    Raise LocalProtocolError if the code is not in PULL_CODES."""
+    if frame.code not in PULL_CODES:
+        raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
+    for name in ("minOffset", "maxOffset"):  # Each answer to a pull has both fields.
+        long_field(frame, name)
+    data = bytes(frame.body or b"") if frame.code == ResponseCode.SUCCESS else b""
+    return data, long_field(frame, "nextBeginOffset")
+
+
 def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMessage], int]:
     """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES` but at least
     one, and the offset of the next pull. Leave out messages before the requested offset `begin`: a
     pull from the middle of an inner batch returns the batch's earlier messages, too. Raise
     LocalProtocolError if the code is not in PULL_CODES."""
-    if frame.code not in PULL_CODES:
-        raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
-    following = long_field(frame, "nextBeginOffset")
-    for name in ("minOffset", "maxOffset"):  # Each answer to a pull has both fields.
-        long_field(frame, name)
+    data, following = pulled_bytes(frame)
     messages: list[StoredMessage] = []
-    if frame.code != ResponseCode.SUCCESS or frame.body is None:
-        return messages, following
     remaining_bytes = Limits.POLL_BYTES
-    for message in iter_stored(frame.body):
+    for message in iter_stored(data):
         if message.queue_offset < begin:
             continue
         remaining_bytes -= memory_bytes(message)

@@ -155,13 +155,13 @@ def iter_stored(
         message, body = _decode_one(view[:size])
         view = view[size:]
         if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
-            for inner in _unwrap(replace(message, body=_inflated_body(message, body)), allowance):
+            for inner in _unwrap(replace(message, body=_inflated(message, body)), allowance):
                 if wanted is None or wanted(inner.properties):
                     yield inner if bodies else replace(inner, body=b"")
         elif wanted is None or wanted(message.properties):
             if bodies:
                 # `replace` would take a fifth of the time of decoding; nobody else has the message.
-                message.__dict__["body"] = _inflated_body(message, body)
+                message.__dict__["body"] = _inflated(message, body)
             yield message
 
 
@@ -230,16 +230,26 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
     return message, body
 
 
-def _inflated_body(message: StoredMessage, body: bytes) -> bytes:
-    if not body or not message.sys_flag & SysFlag.COMPRESSED:
+def inflated_body(
+    body: bytes, sys_flag: int, topic: str, queue_id: int, queue_offset: int
+) -> bytes:
+    """Return a stored body, inflated if the flag says that it is compressed. Raise like `inflate`;
+    the error names the message."""
+    if not body or not sys_flag & SysFlag.COMPRESSED:
         return body
     try:
-        return inflate(body, CompressionType.of_sys_flag(message.sys_flag))
+        return inflate(body, CompressionType.of_sys_flag(sys_flag))
     except RemoteProtocolError as error:
         raise RemoteProtocolError(
-            f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
-            f"{clean(message.topic, 127)}: {error}; to read on, begin at the next offset"
+            f"the message at offset {queue_offset} of queue {queue_id} of {clean(topic, 127)}: "
+            f"{error}; to read on, begin at the next offset"
         ) from None
+
+
+def _inflated(message: StoredMessage, body: bytes) -> bytes:
+    return inflated_body(
+        body, message.sys_flag, message.topic, message.queue_id, message.queue_offset
+    )
 
 
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:

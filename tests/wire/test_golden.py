@@ -17,9 +17,11 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.routing.hashing import java_hash, java_hash_array, java_index
+from rocket_sink.rows.stored_rows import stored_batch, stored_batches
 from rocket_sink.wire.acl import Credentials, canonical_fields
 from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.codes import mq_version, version_name
+from rocket_sink.wire.columns.stored import StoredColumns
 from rocket_sink.wire.compress import CompressionType, compress, inflate
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame
@@ -217,6 +219,13 @@ def test_stored_messages(golden):
         data = bytearray(encode_stored(message))
         data[8:12] = bytes(4)  # Java's encoder leaves the CRC to the store.
         assert len(data) == len(octets(encoded) or b"")
+
+    encoded = [octets(each) or b"" for each, *_ in golden["stored"]]
+    data = b"".join(each for each in encoded if StoredColumns.of(each).regular.all())
+    (batch,) = stored_batches(data, "b", lambda offset, _: offset == offset, pytest.fail)
+    assert 0 < batch.num_rows < len(encoded)
+    singles = [("b", message) for message in decode_stored(data)]
+    assert batch.to_pylist() == stored_batch(singles).to_pylist()
 
 
 def test_compressed_bodies(golden):

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import shlex
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rocket_sink.errors import (
     BrokerError,
@@ -236,37 +236,51 @@ class Admin:
         """Return messages from `offset` on, and the offset of the next pull. The list is empty at
         the end of the queue. If `offset` has expired, the next offset is the oldest message's. A
         pull returns fewer messages if they would take over 16 MiB."""
+        answer = self._pull(queue, offset, max_messages)
+        messages, following = responses.decode_pull_answer(answer, begin=offset)
+        for message in messages:
+            warn_of_replaced(message, queue.broker_name)
+        return messages, following
+
+    def _pull(
+        self, queue: MessageQueue, offset: int, max_messages: int, expression: str = "*"
+    ) -> Frame:
         frame = requests.pull_message(
             queue,
             offset,
             consumer_group=_GROUP,
             max_msg_nums=max_messages,
             max_msg_bytes=PULL_BYTES,
+            expression=expression,
         )
-        answer = self._invoke(queue, frame, responses.PULL_CODES)
-        messages, following = responses.decode_pull_answer(answer, begin=offset)
-        for message in messages:
-            warn_of_replaced(message, queue.broker_name)
-        return messages, following
+        return self._invoke(queue, frame, responses.PULL_CODES)
 
     def read_queue(
         self, queue: MessageQueue, begin: int | None = None, end: int | None = None
     ) -> Iterator[StoredMessage]:
         """Yield the queue's messages from offset `begin` (default: the oldest) up to `end`
         (exclusive; default: the present end)."""
-        offset = self.min_offset(queue) if begin is None else begin
+        begin = self.min_offset(queue) if begin is None else begin
         end = self.max_offset(queue) if end is None else end
-        empty = 0
-        while offset < end:
-            messages, following = self.pull(queue, offset, max_messages=min(end - offset, 1024))
+
+        def pull(offset: int, most: int) -> tuple[list[StoredMessage], int]:
+            return self.pull(queue, offset, max_messages=most)
+
+        for messages, _, _ in _pages(begin, end, pull):
             yield from (message for message in messages if message.queue_offset < end)
-            # Repeat an empty pull: a broker may not have dispatched its last messages yet.
-            empty = 0 if following > offset else empty + 1
-            if empty:
-                if empty > _EMPTY_PULLS:
-                    return
-                time.sleep(0.05 * empty)
-            offset = max(following, offset)
+
+    def read_bytes(
+        self, queue: MessageQueue, begin: int, end: int, *, expression: str = "*"
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the encoded messages of the queue from offset `begin` on, with the offsets of their
+        pull and of the next pull. The bytes are empty if the broker has no message there.
+        `expression`: a filter by tags, such as `a || b`, that brokers apply by hash codes, so that
+        messages with other tags may come, too."""
+
+        def pull(offset: int, most: int) -> tuple[bytes, int]:
+            return responses.pulled_bytes(self._pull(queue, offset, most, expression))
+
+        yield from _pages(begin, end, pull)
 
     def read_topic(self, topic: str) -> Iterator[StoredMessage]:
         """Yield the messages that the topic has at the start of the call, queue by queue."""
@@ -448,6 +462,27 @@ class Admin:
         if error is not None:
             raise error
         return answers
+
+
+T = TypeVar("T")
+
+
+def _pages(
+    begin: int, end: int, pull: Callable[[int, int], tuple[T, int]]
+) -> Iterator[tuple[T, int, int]]:
+    """Yield the answers to pulls from `begin` to `end`, with the offsets of a pull and of the next
+    one. `pull` takes the offset and the largest number of messages."""
+    empty = 0
+    while begin < end:
+        answer, following = pull(begin, min(end - begin, 1024))
+        yield answer, begin, following
+        # Repeat an empty pull: a broker may not have dispatched its last messages yet.
+        empty = 0 if following > begin else empty + 1
+        if empty:
+            if empty > _EMPTY_PULLS:
+                return
+            time.sleep(0.05 * empty)
+        begin = max(following, begin)
 
 
 def is_away(error: SendError) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -18,12 +19,12 @@ from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.producer.engine.stored_check import warn_of_replaced
+from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batches
 from rocket_sink.spark.reading.options import EARLIEST, LATEST, ReadOptions
-from rocket_sink.wire.stored import StoredMessage, memory_bytes
 
-_BATCH_ROWS: Final = 2000
-_BATCH_BYTES: Final = 8 << 20
+_BATCH_BYTES: Final = 2 << 20
+"""The bytes of answers that are decoded together."""
 AWAY_S: Final = 120.0
 """The time for which a task waits for a broker or name servers that are away. Spark's Kafka source
 waits as long (spark.network.timeout)."""
@@ -67,22 +68,23 @@ class MessageReader(DataSourceReader):
         assert isinstance(partition, QueueRange)
         with Admin(self.options, patience_s=AWAY_S) as admin:
             self.check_begin(partition, admin.min_offset(partition.queue))
-            rows: list[tuple[str, StoredMessage]] = []
-            size, next_offset = 0, partition.begin
-            for message in admin.read_queue(partition.queue, partition.begin, partition.end):
-                next_offset = message.queue_offset + 1
-                if self._takes(message):
-                    rows.append((partition.queue.broker_name, message))
-                    size += memory_bytes(message)
-                if len(rows) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                    yield stored_batch(rows)
-                    rows, size = [], 0
-            if rows:
-                yield stored_batch(rows)
-            if next_offset < partition.end:
+            queue, broker_name = partition.queue, partition.queue.broker_name
+            on_single = partial(warn_of_replaced, broker=broker_name)
+            takes = partial(self._takes, partition)
+            answers: list[bytes] = []
+            size, following = 0, partition.begin
+            for data, begin, following in admin.read_bytes(queue, partition.begin, partition.end):
+                if following > begin and not data:
+                    self.report_loss(f"{queue} has no messages from {begin} to {following} now")
+                answers.append(data)
+                size += len(data)
+                if size >= _BATCH_BYTES:
+                    yield from stored_batches(b"".join(answers), broker_name, takes, on_single)
+                    answers, size = [], 0
+            yield from stored_batches(b"".join(answers), broker_name, takes, on_single)
+            if following < partition.end:
                 self.report_loss(
-                    f"{partition.queue} gave messages up to {next_offset} only, not to "
-                    f"{partition.end}"
+                    f"{queue} gave messages up to {following} only, not to {partition.end}"
                 )
 
     def range_of(self, admin: Admin, queue: MessageQueue) -> QueueRange:
@@ -105,11 +107,13 @@ class MessageReader(DataSourceReader):
         self.check_begin(queue_range, lowest)
         return replace(queue_range, begin=max(begin, lowest), end=end)
 
-    def _takes(self, message: StoredMessage) -> bool:
-        """Return whether the message is in the time range; brokers' offsets by time are inexact."""
-        to_ms = self.asked.end_timestamp
-        is_early = to_ms < 0 or message.store_ms < to_ms
-        return is_early and message.store_ms >= self.asked.start_timestamp
+    def _takes(self, partition: QueueRange, offset: Any, store_ms: Any) -> Any:
+        """Return whether messages are in the ranges of offsets and times; brokers' offsets by time
+        are inexact. The arguments are integers, or arrays of integers."""
+        end_ms = self.asked.end_timestamp
+        is_early = (store_ms < end_ms) | (end_ms < 0)
+        is_between = (offset >= partition.begin) & (offset < partition.end)
+        return is_between & is_early & (store_ms >= self.asked.start_timestamp)
 
     def check_named(self, queues: Sequence[MessageQueue]) -> None:
         """Raise an OptionError if an option names a queue that the topic does not have."""
