@@ -57,6 +57,8 @@ class QueueList(Sequence[MessageQueue]):
         spans = zip(self.spans, self._ends, strict=True)
         self.by_broker = {name: range(end - count, end) for (name, count), end in spans}
         """{broker name: indices of its queues}"""
+        self._queues: dict[int, MessageQueue] = {}
+        """{index: queue} of the queues that were asked for: a task asks for each many times."""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -70,11 +72,15 @@ class QueueList(Sequence[MessageQueue]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         if index < 0:
             index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"queue {index} of {len(self)}")
-        span = bisect.bisect_right(self._ends, index)
-        name, count = self.spans[span]
-        return MessageQueue(self.topic, name, index - self._ends[span] + count)
+        queue = self._queues.get(index)
+        if queue is None:
+            if not 0 <= index < len(self):
+                raise IndexError(f"queue {index} of {len(self)}")
+            span = bisect.bisect_right(self._ends, index)
+            name, count = self.spans[span]
+            queue = MessageQueue(self.topic, name, index - self._ends[span] + count)
+            self._queues[index] = queue
+        return queue
 
     def position(self, queue: MessageQueue) -> int | None:
         """Return the queue's index; None if it is not in the list."""

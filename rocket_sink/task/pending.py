@@ -8,7 +8,7 @@ import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -98,6 +98,13 @@ class SingleColumns(NamedTuple):
         )  # fmt: skip
 
 
+class RequestLimits(Protocol):
+    """The limits of a request's size."""
+
+    max_messages: int
+    max_bytes: int
+
+
 class SpillState(enum.Enum):
     """The location of a waiting request's bytes (`rocket_sink.task.ordering`)."""
 
@@ -154,8 +161,10 @@ class PendingRequest:
     byte_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.message_count = sum(piece.message_count for piece in self.pieces)
-        self.byte_count = sum(piece.byte_count for piece in self.pieces)
+        self.message_count = self.byte_count = 0
+        for piece in self.pieces:
+            self.message_count += piece.message_count
+            self.byte_count += piece.byte_count
 
     @property
     def requests(self) -> int:
@@ -182,7 +191,16 @@ class PendingRequest:
                     message = message._replace(body=inflate(message.body, kind))
                 yield message
 
-    def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
+    def is_small(self, limits: RequestLimits) -> bool:
+        """Return whether the request waits, and more messages than it has may join it."""
+        return (
+            self.parked is not SpillState.NOT
+            and not (self.timed or self.alone)
+            and 2 * self.message_count <= limits.max_messages
+            and 2 * self.byte_count <= limits.max_bytes
+        )
+
+    def absorbs(self, other: PendingRequest, limits: RequestLimits) -> bool:
         """Take the next request's messages and return True if they fit into this request."""
         fits = (
             self.topic == other.topic
@@ -193,8 +211,8 @@ class PendingRequest:
             and not (self.timed or other.timed or self.alone or other.alone)
             and not (self.submissions or other.submissions)
             and self.parked is SpillState.SLICE
-            and self.message_count + other.message_count <= max_messages
-            and self.byte_count + other.byte_count <= max_bytes
+            and self.message_count + other.message_count <= limits.max_messages
+            and self.byte_count + other.byte_count <= limits.max_bytes
         )
         if fits:
             self.pieces.extend(other.pieces)

@@ -18,8 +18,9 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ _FAULTS: Final = 512
 _TABLES: Final = ((_FAULTS, 512), (32, 65_536), (128, 512))
 """(number of slots, bytes of a slot) for faults, routes and absences. Each worker itself fetches a
 route that is larger than a slot (some hundred brokers)."""
+_VALUES: Final = attrgetter(*(field.name for field in fields(FaultItem)[1:]))
 _ORPHAN_S: Final = 3600.0
 _TIME: Final = struct.Struct("<d")
 _ABSENCE: Final = struct.Struct("<dd")
@@ -86,7 +88,7 @@ class SharedBrokerState:
     def __setitem__(self, name: str, item: FaultItem) -> None:
         """Store the item. If the table is full, drop the item whose isolation ends first, but items
         of unreachable brokers last: an attempt at such a broker costs most."""
-        value = json.dumps(astuple(item)[1:]).encode()
+        value = json.dumps(_VALUES(item)).encode()
         if self._faults.put(name, value):
             return
         items = self.values()
