@@ -136,7 +136,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--scale-by",
-    type=click.Choice(["rows", "keys", "brokers", "workers"]),
+    type=click.Choice(["rows", "keys", "brokers", "workers", "queues"]),
     multiple=True,
     help="--scale: only this; repeatable.",
 )

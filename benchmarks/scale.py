@@ -1,22 +1,24 @@
-"""Scaling: CPU per row and memory per worker over rows, sharding keys, brokers and workers.
+"""Scaling: CPU per row and memory per worker over rows, sharding keys, brokers, workers and queues.
 
 Each curve varies one of them, through `sink.write`. Real brokers up to 8; above, a stub in another
-process, with its own curve from 2 on, because its cost differs from a broker's.
+process, with its own curve from 2 on, because its cost differs from a broker's. The curve over
+queues has the tasks' code without Spark, in strict order, over stubs.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.figures import Figures, medians
+from benchmarks.figures import Case, Figures, medians
 from benchmarks.lanes.cases import lane_cases
 from benchmarks.lanes.runs import Brokers, LaneRun, SparkBench
 from benchmarks.log_room import QUICK_ROUNDS, LogRoom
+from benchmarks.processes import ProcessRun, our_launcher
 from benchmarks.results import SCALE, Results
 from benchmarks.rows import Load, RowFiles
 from benchmarks.run import TOPIC, scratch_folder
@@ -30,11 +32,12 @@ Say = Callable[[str], None]
 Session = Callable[[int], AbstractContextManager["SparkSession"]]
 """Starts Spark with so many workers."""
 
-DIMENSIONS: Final = ("rows", "keys", "brokers", "workers")
+DIMENSIONS: Final = ("rows", "keys", "brokers", "workers", "queues")
 _BODY_BYTES: Final = 256
 _REAL_BROKERS: Final = (2, 4, 8)
 _STUB_BROKERS: Final = (2, 4, 8, 16, 32, 64)
 _WORKERS: Final = (1, 2, 3, 4)
+_QUEUES: Final = (2, 8, 64, 256)
 _TIMES_ROWS: Final = (1, 2, 5, 10)
 _PARTS_OF_ROWS: Final = (1000, 100, 10, 1)
 _HEAP_MB: Final = 256
@@ -69,6 +72,7 @@ class Scaling:
         kinds = 2  # unordered and strict
         points = {
             "rows": len(_TIMES_ROWS), "keys": len(_PARTS_OF_ROWS), "workers": len(_WORKERS),
+            "queues": len(_QUEUES),
             "brokers": kinds * (len(_REAL_BROKERS) + len(_STUB_BROKERS)),
         }  # fmt: skip
         return sum(points[dimension] for dimension in self.by)
@@ -98,7 +102,7 @@ class _ScaleRun:
     def points(self, dimension: str) -> Iterator[dict[str, Any]]:
         curves: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "rows": self._over_rows, "keys": self._over_keys, "brokers": self._over_brokers,
-            "workers": self._over_workers,
+            "workers": self._over_workers, "queues": self._over_queues,
         }  # fmt: skip
         self._say(f"measuring over {dimension}")
         return curves[dimension]()
@@ -143,6 +147,28 @@ class _ScaleRun:
                     self._compile(spark, cluster)
                     figures = self._measured(spark, cluster, self._scaling.rows)
                     yield _point("workers", "workers", workers, figures)
+
+    def _over_queues(self) -> Iterator[dict[str, Any]]:
+        """Each round measures every number of queues once: machines change their speed."""
+        with ExitStack() as stack:
+            runs = []
+            for count in _QUEUES:
+                brokers = min(count, _STUB_BROKERS[-1])
+                stub = stack.enter_context(StubCluster(brokers, count // brokers))
+                arguments = {
+                    "nameServer": stub.name_server, "topic": TOPIC, "mode": "arrow",
+                    "ordering": "strict", "keys": self._scaling.key_counts[0],
+                }  # fmt: skip
+                case = Case(f"{count} queues", "", (), body_bytes=_BODY_BYTES)
+                runs.append(
+                    ProcessRun(
+                        case, our_launcher(), arguments, messages=self._scaling.rows,
+                        brokers_s=stub.cpu_s, count=None,
+                    )
+                )  # fmt: skip
+            rounds = [[run.run() for run in runs] for _ in range(self._scaling.repeat)]
+        for count, figures in zip(_QUEUES, zip(*rounds, strict=True), strict=True):
+            yield _point("queues (stub, strict)", "queues", count, medians(figures)[0])
 
     def _compile(self, spark: SparkSession, brokers: Brokers) -> None:
         """An unmeasured run: the JVM's compilers work most in its first minute, which would raise
