@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -48,19 +49,82 @@ def test_only_changed_lines_are_drawn_and_no_equivalent_ones(
 ) -> None:
     """The seed alone decides on the draw."""
     file = tmp_path / "rocket_sink" / "wire" / "x.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("a = 1\nb = 2\n")
-    for command in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm x"):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    repository(tmp_path, {file: "a = 1\nb = 2\n"}, monkeypatch)
     file.write_text("a = 1\nb = 3\nc = 5\n")
     equivalent = tmp_path / "equivalent.txt"
     equivalent.write_text("rocket_sink/wire/x.py: c = 6  # nobody reads it\n")
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
     monkeypatch.setattr(mutants, "EQUIVALENT", equivalent)
     lines = mutants.changed_lines("HEAD")
     assert lines == {"rocket_sink/wire/x.py": {2, 3}}
     paths = mutants.sources("wire")
-    (drawn,) = mutants.draw(paths, lines, 9, Random(1))
+    (drawn,) = mutants.draw(paths, lines, Random(1))
     assert [text for text in drawn.diff if text.startswith("+")] == ["+b = 4"]
-    both = [[mutant.text for mutant in mutants.draw(paths, None, 2, Random(7))] for _ in range(2)]
+    both = [[mutant.text for mutant in mutants.draw(paths, None, Random(7))] for _ in range(2)]
     assert both[0] == both[1]
+
+
+SOURCE = """def f(n):
+    return n > 1
+
+def g(n):
+    return n > 1
+
+def h(n):
+    return n > 1
+"""
+TEST = """from rocket_sink.x import f, g
+def test_f(): assert not f(1)
+def test_g(): assert g(1) is not None
+"""
+JUDGE = """import sys
+from pathlib import Path
+from random import Random
+from tools import mutants
+mutants.ROOT = root = Path(sys.argv[1])
+test, source = "tests/test_x.py", root / "rocket_sink/x.py"
+suite = mutants.Suite(root / "tree", root / "map", False)
+suite.note_lines_of([test])
+for mutant in mutants.draw(["rocket_sink/x.py"], None, Random(1)):
+    if mutant.place.operator == "operator_swap_op":
+        print(mutant.place.line, suite.survival(mutant, [test]))
+text = source.read_text()
+for change in ("# comment\\n" + text, text[:-2] + "2", text.replace("n > 1", "n > 2")):
+    source.write_text(change)
+    suite._contexts.cache_clear()
+    contexts = suite._contexts(test, "rocket_sink/x.py")
+    print(suite._is_stale(test), sorted(line for line in contexts if contexts[line]))
+(root / test).write_text("import not_there")
+try:
+    mutants.Suite(root / "other", root / "map", False).note_lines_of([test])
+except mutants.NotCollectedError as error:
+    print(error)
+"""
+
+
+def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change, a file of tests has to run again if it ran a line beside the change. A file
+    that cannot be imported is an error."""
+    package = tmp_path / "rocket_sink"
+    files = {package / "__init__.py": "", package / "x.py": SOURCE}
+    repository(tmp_path, {**files, tmp_path / "tests/test_x.py": TEST}, monkeypatch)
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE, tmp_path], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines() == [
+        "8 no test runs the line",
+        "2 None",
+        "5 1 tests pass",
+        "False [1, 2, 3, 5, 6, 8]",
+        "False [1, 2, 4, 5, 7]",
+        "True [1, 2, 4, 5, 7]",
+        "NOT COLLECTED tests/test_x.py: E   ModuleNotFoundError: No module named 'not_there'",
+    ], done.stderr
+
+
+def repository(root: Path, files: Mapping[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    for command in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm x"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    monkeypatch.setattr(mutants, "ROOT", root)

@@ -4,12 +4,15 @@
     python -m tools.mutants --draw 30 --seed 1 --change main   only lines that differ from main
 
 `tools.mutant_places` says what is planted. Tests that run the changed line decide, the nearest and
-quickest first, for at most `BUDGET_S`; a mistake is caught when one of them fails or does not end.
-Tests that start Java decide with `--java` only. All runs in a copy of the tree.
+quickest first, for at most `BUDGET_S`; a mistake is caught when one of them fails, or takes much
+longer than without the mistake. Tests that start Java decide with `--java` only. All runs in a copy
+of the tree. The command ends with an error if a file of tests cannot be imported, because such a
+file would catch everything.
 
 A map in ~/.cache/rocket-sink/mutants says which test runs which line. Files of tests without a map,
-or whose modules have changed, run first. `tools/equivalent_mutants.txt` names changes that change
-nothing: they count neither as caught nor as missed.
+files that have changed, and those that run a line in or beside a change, run first (`--draw 0`:
+nothing else). `tools/equivalent_mutants.txt` names changes that change nothing: they count neither
+as caught nor as missed.
 
 Needs `pip install mutmut coverage`. Exit code 1: less than 85 % were caught."""
 
@@ -17,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import functools
 import importlib
 import json
 import os
@@ -28,7 +33,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, NoReturn
@@ -37,7 +43,7 @@ import pytest
 from coverage import CoverageData
 
 from rocket_sink.commands.common.output import Bar, line
-from tools.covered_lines import digest
+from tools.covered_lines import NOT_COLLECTED, digest
 from tools.mutant_places import Place, Source, difference
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -52,6 +58,13 @@ _LARGE: Final = (
 )  # fmt: skip
 """Packages that tests import, and that cost more than most tests."""
 _NO_JAVA: Final = "not spark and not cluster and not slow"
+
+
+class NotCollectedError(Exception):
+    """A file of tests cannot be imported, although no mistake is planted."""
+
+    def __init__(self, output: str) -> None:
+        super().__init__("\n".join(re.findall(r"NOT COLLECTED .*", output)))
 
 
 class Mutant(NamedTuple):
@@ -86,8 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(package)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-mutants-") as folder:
         suite = Suite(Path(folder), MAP / ("java" if args.java else "no-java"), args.java)
-        suite.note_lines_of(tests, paths)
-        return judge(suite, [*draw(paths, lines, args.draw, Random(args.seed))], tests)
+        try:
+            suite.note_lines_of(tests)
+            mutants = islice(draw(paths, lines, Random(args.seed)), args.draw)
+            return judge(suite, [*mutants], tests) if args.draw else 0
+        except NotCollectedError as e:
+            line(f"tests cannot be imported: {e}")
+            return 2
 
 
 def sources(room: str | None) -> list[str]:
@@ -111,9 +129,7 @@ def changed_lines(revision: str) -> dict[str, set[int]]:
     return lines
 
 
-def draw(
-    paths: Iterable[str], lines: dict[str, set[int]] | None, count: int, rng: Random
-) -> Iterator[Mutant]:
+def draw(paths: Iterable[str], lines: dict[str, set[int]] | None, rng: Random) -> Iterator[Mutant]:
     """Draw mistakes: each place, for each operator, has the same chance."""
     known = {text.partition("  # ")[0] for text in EQUIVALENT.read_text().splitlines()}
     parsed = {path: Source((ROOT / path).read_text()) for path in paths}
@@ -129,9 +145,6 @@ def draw(
         if not diff or f"{path}: {plus}" in known or not _is_python(text):
             continue
         yield Mutant(path, place, text, diff)
-        count -= 1
-        if not count:
-            return
 
 
 def judge(suite: Suite, mutants: Sequence[Mutant], tests: Sequence[str]) -> int:
@@ -151,85 +164,140 @@ def judge(suite: Suite, mutants: Sequence[Mutant], tests: Sequence[str]) -> int:
     for room, verdicts in sorted(caught.items()):
         line(f"{room}: {sum(verdicts)} of {len(verdicts)} caught")
     total = [verdict for verdicts in caught.values() for verdict in verdicts]
-    line(f"{sum(total) / max(1, len(total)):.0%} of {len(total)} caught")
+    line(
+        f"{sum(total) / max(1, len(total)):.0%} of {len(total)} caught, "
+        f"{suite.overdue} of them by tests that did not end"
+    )
     return 0 if sum(total) >= FEWEST * len(total) else 1
 
 
 class Suite:
-    """A copy of the tree in `tree`, and the map of the lines that its tests run in `folder`."""
+    """A copy of the tree in `tree`, and the map of the lines that its tests run in `folder`.
+
+    Attributes:
+        overdue: number of mistakes that were caught because a test did not end.
+    """
 
     def __init__(self, tree: Path, folder: Path, java: bool) -> None:
         self._tree = tree
         self._map = folder
         self._marks = "not slow" if java else _NO_JAVA
+        self.overdue = 0
         folder.mkdir(parents=True, exist_ok=True)
         for name in _git("ls-files", "-z", "-co", "--exclude-standard").split("\0"):
             if name and (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
 
-    def note_lines_of(self, tests: Sequence[str], paths: Sequence[str]) -> None:
-        """Run the files of tests whose lines are unknown, or in which one of `paths` changed."""
-        digests = {path: digest(ROOT / path) for path in (*tests, *paths)}
-        stale = [
-            test for test in tests
-            if (known := self._note(test).get("digests", {})).get(test) != digests[test]
-            or any(digests.get(path, old) != old for path, old in known.items())
-        ]  # fmt: skip
+    def note_lines_of(self, tests: Sequence[str]) -> None:
+        """Run the files of tests whose lines are unknown.
+
+        Raises:
+            NotCollectedError: a file of tests cannot be imported.
+        """
+        stale = [test for test in tests if self._is_stale(test)]
         with Bar("map of lines", len(stale)) as bar:
             for number, test in enumerate(stale):
                 bar.advance_to(number, test)
                 lines = self._lines(test)
                 code, output = self._run(["-m", self._marks, test], 1800, MUTANTS_MAP=lines)
                 if code == pytest.ExitCode.NO_TESTS_COLLECTED:  # All its tests need Java.
-                    note = {"digests": {test: digests[test]}}
+                    note = {"digests": {test: digest(ROOT / test)}}
                     lines.with_suffix(".json").write_text(json.dumps(note))
-                for failed in re.findall(r"^FAILED .*", output, re.MULTILINE):
+                elif code == NOT_COLLECTED:
+                    raise NotCollectedError(output)
+                for failed in re.findall(r"^(?:FAILED|ERROR) .*", output, re.MULTILINE):
                     bar.say(f"fails without a mistake, so it is not asked: {failed}")
             bar.advance_to(len(stale))
+        self._contexts.cache_clear()
 
     def survival(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """Plant a mistake; return why no test sees it, or None if one does."""
-        chosen, seconds = self._tests_of(mutant, tests)
+        """Plant a mistake; return why no test sees it, or None if one does.
+
+        Raises:
+            NotCollectedError: a chosen file of tests cannot be imported, mistake or not.
+        """
+        chosen = self._tests_of(mutant, tests)
         if not chosen:
             return "no test runs the line"
         path, listed = self._tree / mutant.path, self._tree / "mutants-tests.txt"
         before = path.read_text()
-        listed.write_text("\n".join(chosen))
+        listed.write_text(json.dumps(chosen))
+        files = [*dict.fromkeys(name.partition("::")[0] for name in chosen)]
         _write(path, mutant.text)
         try:
-            files = dict.fromkeys(name.partition("::")[0] for name in chosen)
-            code, _ = self._run(["-x", *files], 60 + 3 * seconds, MUTANTS_TESTS=listed)
+            code, _ = self._run(["-x", *files], 600, MUTANTS_TESTS=listed)
         finally:
             _write(path, before)
+        if code == NOT_COLLECTED:
+            code, output = self._run(["--collect-only", *files], 600)
+            if code == NOT_COLLECTED:
+                raise NotCollectedError(output)
+        self.overdue += code in (None, -signal.SIGALRM)
         reasons = {0: "pass", pytest.ExitCode.NO_TESTS_COLLECTED: "are not there"}
         return f"{len(chosen)} tests {reasons[code]}" if code in reasons else None
 
-    def _tests_of(self, mutant: Mutant, tests: Sequence[str]) -> tuple[list[str], float]:
+    def _tests_of(self, mutant: Mutant, tests: Sequence[str]) -> dict[str, float]:
         """Return the tests that run the changed line, and their seconds. If it runs at an import,
         all tests of files that import it; first those that name its module."""
         place, near = mutant.place, f"tests/{_room(mutant.path)}/"
         module = mutant.path.removesuffix(".py").replace("/", ".")
         by_file: list[tuple[tuple[bool, bool, float], dict[str, float]]] = []
         for test in tests:
-            own = self._note(test).get("seconds", {})
-            if not own:
-                continue
-            data = CoverageData(str(self._lines(test)))
-            data.read()
-            contexts = data.contexts_by_lineno(mutant.path)
+            contexts = self._contexts(test, mutant.path)
             # Python reports no event for some lines of a statement.
-            names = contexts.get(place.line) or contexts.get(place.statement_line, [])
+            names = contexts.get(place.line) or contexts.get(place.statement_line, ())
+            own: dict[str, float] = self._note(test).get("seconds", {})
             if "" not in names:
                 own = {name: cost for name, cost in own.items() if name in names}
-            is_far = module not in (ROOT / test).read_text()
-            by_file.append(((is_far, not test.startswith(near), sum(own.values())), own))
+            if own:
+                is_far = module not in (ROOT / test).read_text()
+                by_file.append(((is_far, not test.startswith(near), sum(own.values())), own))
         chosen: dict[str, float] = {}
         for _, own in sorted(by_file, key=lambda file: file[0]):
-            for name, cost in own.items():
+            for name, cost in sorted(own.items(), key=lambda test: test[1]):
                 if sum(chosen.values()) + cost <= BUDGET_S or not chosen:
                     chosen[name] = cost
-        return list(chosen), sum(chosen.values())
+        return chosen
+
+    def _is_stale(self, test: str) -> bool:
+        """Return whether the file of tests has changed, or runs a line in or beside a change."""
+        digests = self._note(test).get("digests", {})
+        if digests.get(test) != digest(ROOT / test):
+            return True
+        for path, old in digests.items():
+            if not (ROOT / path).exists():
+                return True
+            if digest(ROOT / path) != old:
+                _, changed = self._carried_lines(path, old)
+                contexts = self._data(test).contexts_by_lineno(path)
+                if any(name for old_line in changed for name in contexts.get(old_line, ())):
+                    return True
+        return False
+
+    @functools.cache  # noqa: B019  The suite lives as long as the process.
+    def _contexts(self, test: str, path: str) -> Mapping[int, Collection[str]]:
+        """Return {line of `path`: the tests that run it}."""
+        old = self._note(test).get("digests", {}).get(path)
+        if old is None:
+            return {}
+        contexts = self._data(test).contexts_by_lineno(path)
+        if digest(ROOT / path) == old:
+            return contexts
+        carried, _ = self._carried_lines(path, old)
+        return {
+            new_line: {name for old_line in old_lines for name in contexts.get(old_line, ())}
+            for new_line, old_lines in carried.items()
+        }
+
+    def _carried_lines(self, path: str, old: str) -> tuple[dict[int, Collection[int]], set[int]]:
+        source = self._map / "sources" / old
+        return _carried_lines(source.read_text(), (ROOT / path).read_text())
+
+    def _data(self, test: str) -> CoverageData:
+        data = CoverageData(str(self._lines(test)))
+        data.read()
+        return data
 
     def _lines(self, test: str) -> Path:
         return self._map / f"{test.replace('/', '~')}.sqlite"
@@ -282,6 +350,25 @@ class Suite:
             os._exit(99)
         # Do not wait for threads: a mistake may keep one.
         os._exit(code)
+
+
+@functools.cache
+def _carried_lines(old: str, new: str) -> tuple[dict[int, Collection[int]], set[int]]:
+    """Compare a source with the text that it had when its lines were noted. Return {its lines:
+    the old lines in their place}, and the old lines in or beside a change."""
+    before, after = old.splitlines(), new.splitlines()
+    carried: dict[int, Collection[int]] = {}
+    changed: set[int] = set()
+    for tag, i, i_end, j, j_end in difflib.SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
+        if tag == "equal":
+            carried.update({j + n + 1: (i + n + 1,) for n in range(i_end - i)})
+        else:
+            old_lines = range(i + 1, i_end + 1) or (i, i + 1)
+            carried.update(dict.fromkeys(range(j + 1, j_end + 1), old_lines))
+            changed.update(old_lines)
+    return carried, changed
 
 
 def _room(path: str) -> str:

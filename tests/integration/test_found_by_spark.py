@@ -11,6 +11,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,13 @@ def bodies(cluster: FakeCluster) -> list[str]:
 
 
 @pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=1) as fake:
+        fake.create_topic("t", 4)
+        yield fake
+
+
+@pytest.fixture
 def rows_folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     rows = [json.dumps({"body": f"stream {number}"}) for number in range(10)]
@@ -104,37 +112,31 @@ def test_the_name_that_spark_looks_for() -> None:
 
 
 @pytest.mark.spark
-def test_data_frames_streams_and_sql(rows_folder: Path) -> None:
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 4)
-        run([sys.executable, "-c", FRAMES_AND_SQL, cluster.name_server, str(rows_folder)])
-        assert bodies(cluster) == wanted("frame", "stream", "sql")
+def test_data_frames_streams_and_sql(cluster: FakeCluster, rows_folder: Path) -> None:
+    run([sys.executable, "-c", FRAMES_AND_SQL, cluster.name_server, str(rows_folder)])
+    assert bodies(cluster) == wanted("frame", "stream", "sql")
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_connect_client(rows_folder: Path) -> None:
+def test_a_connect_client(cluster: FakeCluster, rows_folder: Path) -> None:
     pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 4)
-        run([sys.executable, "-c", CONNECT, cluster.name_server, str(rows_folder)])
-        assert bodies(cluster) == wanted("connect")
+    run([sys.executable, "-c", CONNECT, cluster.name_server, str(rows_folder)])
+    assert bodies(cluster) == wanted("connect")
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_declarative_pipeline(rows_folder: Path) -> None:
+def test_a_declarative_pipeline(cluster: FakeCluster, rows_folder: Path) -> None:
     pytest.importorskip("grpc", reason='pip install "pyspark[pipelines]"')
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 4)
-        folder = rows_folder / "pipeline"
-        (folder / "transformations").mkdir(parents=True)
-        text = PIPELINE.format(name_server=cluster.name_server, folder=rows_folder)
-        (folder / "transformations" / "flow.py").write_text(text)
-        (folder / "spark-pipeline.yml").write_text(
-            f"name: out\nstorage: file://{folder}/storage\n"
-            "libraries:\n  - glob:\n      include: transformations/**\n"
-        )
-        command = Path(sys.executable).parent / "spark-pipelines"
-        run([str(command), "run", "--spec", "spark-pipeline.yml"], cwd=folder)
-        assert bodies(cluster) == wanted("stream")
+    folder = rows_folder / "pipeline"
+    (folder / "transformations").mkdir(parents=True)
+    text = PIPELINE.format(name_server=cluster.name_server, folder=rows_folder)
+    (folder / "transformations" / "flow.py").write_text(text)
+    (folder / "spark-pipeline.yml").write_text(
+        f"name: out\nstorage: file://{folder}/storage\n"
+        "libraries:\n  - glob:\n      include: transformations/**\n"
+    )
+    command = Path(sys.executable).parent / "spark-pipelines"
+    run([str(command), "run", "--spec", "spark-pipeline.yml"], cwd=folder)
+    assert bodies(cluster) == wanted("stream")

@@ -149,9 +149,12 @@ def sent_and_died_at_the_end(*where: Any, is_done: bool) -> None:
     raise KeyError("the driver died")
 
 
-@pytest.mark.parametrize(
+_BATCH = pytest.mark.parametrize(
     "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
 )
+
+
+@_BATCH
 def test_a_batch_that_failed_is_asked_for_by_its_app_id(
     spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
 ) -> None:
@@ -171,9 +174,7 @@ def test_a_batch_that_failed_is_asked_for_by_its_app_id(
     assert len(set(ids)) == 2 * ROWS
 
 
-@pytest.mark.parametrize(
-    "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
-)
+@_BATCH
 def test_nothing_stays_of_batch_writes(
     spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
 ) -> None:

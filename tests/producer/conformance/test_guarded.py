@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from rocket_sink.cluster import LocalCluster
 from tests.clusters import TRANSACTIONS
+from tests.producer.conformance.test_acl import Keys
 from tests.producer.conformance.test_live import (  # noqa: F401 (collected here too)
     producer,
     test_c68_a_batch_with_a_body_near_the_limit,
@@ -25,14 +25,8 @@ from tests.producer.conformance.test_live import (  # noqa: F401 (collected here
 pytestmark = pytest.mark.cluster
 
 
-@dataclass(frozen=True)
-class _Keys:
-    access_key: str = "RocketMQ"
-    secret_key: str = "1234-of-tests"
-
-
 _CLUSTERS: dict[str, dict[str, Any]] = {
-    "5.3.3 with ACL and TLS": {"version": "5.3.3", "acl": _Keys(), "tls": "enforcing"},
+    "5.3.3 with ACL and TLS": {"version": "5.3.3", "acl": Keys(), "tls": "enforcing"},
     "4.9.7": {"version": "4.9.7"},
 }
 

@@ -13,6 +13,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import RateLimiter
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay
+from rocket_sink.testing.broker import FakeBroker
 from tests.producer.conftest import request
 
 
@@ -170,16 +171,22 @@ def test_the_window_grows_until_it_is_none(cluster, make_engine):
     assert engine.brokers.of(broker.name).window is None
 
 
-def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
-    engine = make_engine(sendMsgTimeout=400, retryBackoffMs=1, retryBackoffMaxMs=1,
-                         retryTimesWhenSendFailed=0)  # fmt: skip
+def _freeze_when_busy(cluster, engine, requests: int) -> FakeBroker:
+    """Let the first broker say that it is busy, freeze it, and submit further requests."""
     broker = cluster.brokers[0]
     broker.on_send(Answer(2, "broker busy"))
     engine.submit(request("busy", queue=_home(cluster)))
     engine.drain()
     broker.freeze()
-    for number in range(5):
+    for number in range(requests):
         engine.submit(request(number, queue=_home(cluster)))
+    return broker
+
+
+def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout=400, retryBackoffMs=1, retryBackoffMaxMs=1,
+                         retryTimesWhenSendFailed=0)  # fmt: skip
+    broker = _freeze_when_busy(cluster, engine, 5)
     done = engine.drain()
     broker.thaw()
     outcomes = [c.outcome for c in done]
@@ -242,13 +249,7 @@ def test_a_last_attempt_waits_for_a_busy_broker_and_not_for_a_failing_one(cluste
 
 def test_closing_completes_what_waits_for_a_busy_broker(cluster, make_engine):
     engine = make_engine(retryTimesWhenSendFailed=0)
-    broker = cluster.brokers[0]
-    broker.on_send(Answer(2, "broker busy"))
-    engine.submit(request("busy", queue=_home(cluster)))
-    engine.drain()
-    broker.freeze()
-    for number in range(4):
-        engine.submit(request(number, queue=_home(cluster)))
+    broker = _freeze_when_busy(cluster, engine, 4)
     done = engine.drain(engine.clock())
     broker.thaw()
     assert len(done) == 4

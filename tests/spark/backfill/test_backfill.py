@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 TOPIC = "t"
 DRIVER = RunContext("q", "r", 0)
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 4)
-        yield fake
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ def home(key: str, queues: int = 4) -> tuple[str, int]:
     """Return SelectMessageQueueByHash's choice from the queues of broker-a, then broker-b."""
     index = abs(java_hash(key)) % (2 * queues)
     return ("broker-a" if index < queues else "broker-b"), index % queues
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 4)
-        yield fake
 
 
 @pytest.fixture

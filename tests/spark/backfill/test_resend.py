@@ -78,13 +78,6 @@ class Spool:
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 4)
-        yield fake
-
-
-@pytest.fixture
 def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
     return backfill_options(
         SinkOptions.parse(
