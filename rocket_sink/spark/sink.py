@@ -103,18 +103,14 @@ class RocketSink:
             NameServerUnavailableError: no name server answers.
         """
         refuse_budget(self._options)
-        refuse_batch_id(self._options)
-        needs_append(self._options, "foreach")
-        plan = self.check(df)
-        check_rights(self._options)
         if not df.isStreaming:
             raise ConfigurationError(
                 "stream() is for a stream and this frame is a batch; use sink.write(df), or read "
                 "it with spark.readStream"
             )
-        install_fold(self._options, df.sparkSession)
-        check_reachable(self._options, df.sparkSession)
-        token = spool_token(without_files(self._options), df.sparkSession)
+        plan, options = self.check(df), self._task_options(df.sparkSession)
+        check_reachable(options, df.sparkSession)
+        token = spool_token(options, df.sparkSession)
         needed, plan = select_needed(df, plan)
         packs = packed(needed)
         bound = RocketSink.__new__(RocketSink)
@@ -207,15 +203,19 @@ class RocketSink:
             install_fold(self._options, session)
             self._heard = heard
 
+    def _task_options(self, session: SparkSession | None = None) -> SinkOptions:
+        """Check on the driver that tasks of foreach may send; return their options."""
+        refuse_batch_id(self._options)
+        needs_append(self._options, "foreach, or a sink of Spark Connect,")
+        check_session(self._options, session)
+        install_fold(self._options, session)
+        check_rights(self._options)
+        return without_files(self._options)
+
     def __getstate__(self) -> dict[str, Any]:
         # `foreach()` pickles the sink on the driver, before any task runs. Check again here,
         # because the session may have started after the sink was made.
-        needs_append(self._options, "foreach, or a sink of Spark Connect,")
-        refuse_batch_id(self._options)
-        check_session(self._options)
-        install_fold(self._options)
-        check_rights(self._options)
-        options = without_files(self._options)
+        options = self._task_options()
         token = self._token or spool_token(options)
         return {
             "options": with_task_rate(options), "plan": self._plan, "token": token,

@@ -9,7 +9,7 @@ these rows has a dead letter."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Final
 
@@ -139,8 +139,6 @@ class TaskSummary:
     attempts: int = 0
     body_bytes: int = 0
     moved_keys: int = 0
-    codes: dict[str, int] = field(default_factory=dict)
-    """{code: rows} of all dead letters."""
     first_error: str = ""
 
     @property
@@ -151,7 +149,7 @@ class TaskSummary:
     def given_up(self) -> int:
         return self.dead + self.unknown
 
-    def as_dict(self) -> dict[str, int | str | dict[str, int]]:
+    def as_dict(self) -> dict[str, int | str]:
         return asdict(self)
 
 
@@ -203,11 +201,10 @@ class RowTotals:
         under another id."""
         self.summary.duplicates_possible = self.summary.acked + self.summary.degraded
 
-    def add_invalid(self, codes: Mapping[str, int], example: str) -> None:
-        rows = sum(codes.values())
+    def add_invalid(self, rows: int, example: str) -> None:
         self.summary.dead += rows
         self.summary.invalid += rows
-        self._give_up(codes, example)
+        self._give_up(rows, example)
         if rows and self._options.on_invalid == "fail":
             raise self._error(f"onInvalid=fail: {example}")
 
@@ -218,7 +215,7 @@ class RowTotals:
             self.summary.dead += rows
         if code == "HELD_BACK":
             self.summary.held_back += rows
-        self._give_up({code: rows}, example)
+        self._give_up(rows, example)
 
     def add_cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
         """Count rows of a request that was in flight when the task failed. No limits apply."""
@@ -261,12 +258,10 @@ class RowTotals:
                 f"{summary.first_error}"
             )
 
-    def _give_up(self, codes: Mapping[str, int], example: str) -> None:
+    def _give_up(self, rows: int, example: str) -> None:
         summary, options = self.summary, self._options
-        for code, rows in codes.items():
-            summary.codes[code] = summary.codes.get(code, 0) + rows
         summary.first_error = summary.first_error or example
-        if not any(codes.values()):
+        if not rows:
             return
         if self._is_source and not options.ledger:
             raise self._error(
