@@ -44,6 +44,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark import lineage
+from rocket_sink.spark.console import say_end, say_repeated, warn_of_delays, warn_of_losses
 from rocket_sink.spark.context import id_settings, run_context, streaming_query
 from rocket_sink.spark.session_checks import (
     CONTINUOUS,
@@ -183,8 +184,6 @@ class RocketMQDataSource(DataSource):
         return kind(options, plan, token=spool_token(options), folded=folded)
 
     def _check_options(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
-        from rocket_sink.spark.console import warn_of_delays
-
         if self.storage:
             remember(self.storage)
         options = read_options(self.options)
@@ -263,8 +262,6 @@ class _Writer:
         check_budget(self.options, sums, epoch)
         self._keep_handed(done)
         if (sums["dead"] or sums["unknown"]) and (epoch is None or not self.folded):
-            from rocket_sink.spark.console import warn_of_losses
-
             name = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
             warn_of_losses(name, sums, self.options.ledger)
         rows = sums["rows_in"]
@@ -321,8 +318,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        from rocket_sink.spark.console import say_end, say_repeated
-
         if self.batch is not None and self.batch.summary:
             done = [message for message in messages if isinstance(message, TaskMessage)]
             self.batch.check({ROWS_FACT: sum(message.summary.rows_in for message in done)})
