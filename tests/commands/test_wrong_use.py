@@ -5,6 +5,7 @@ The commands run in this process; no case may reach the start of Spark.
 
 from __future__ import annotations
 
+import difflib
 import io
 import re
 import sys
@@ -227,6 +228,20 @@ def test_helps_cut_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_close_names_are_suggested(typed: str, meant: str | None) -> None:
     names = ["nameserver", "sendmsgtimeout", "detecttimeout", "ordering", "out", "since", "topic"]
     assert nearest(typed, names) == meant
+
+
+@pytest.mark.parametrize("typed", ["order-00123", "ordres-09876", "paymens", "rders-04711", "none"])
+def test_the_closest_of_many_names_is_found_by_few_comparisons(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"orders-{number:05d}" for number in range(10_000)] + ["payments"]
+    closest = difflib.get_close_matches(typed, names, n=1, cutoff=0.75)
+    compared: list[object] = []
+    ratio = difflib.SequenceMatcher.real_quick_ratio
+    monkeypatch.setattr(
+        difflib.SequenceMatcher, "real_quick_ratio", lambda m: [compared.append(m), ratio(m)][1]
+    )
+    assert [nearest(typed, names)] == (closest or [None]) and len(compared) <= 100
 
 
 def test_an_option_that_was_begun_is_suggested() -> None:
