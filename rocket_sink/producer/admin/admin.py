@@ -35,13 +35,13 @@ from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers, name_hint, will_be_created
 from rocket_sink.producer.engine.stored_check import HIDDEN_TOPICS, LACKS_SUB, warn_of_replaced
-from rocket_sink.routing.address_map import mapped_addresses, mapped_route, with_origin
+from rocket_sink.routing.address_map import with_origin
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
-from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses, decode_route
+from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses
 from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
 _GROUP: Final = "TOOLS_CONSUMER"
@@ -70,9 +70,7 @@ class Admin:
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HeaderTemplates(self.options)
         self._client = NetworkClient(self.options, sign=headers.adder, hide=headers.hide)
-        self._name_servers = NameServers(
-            self.options.name_servers, self._client, Random(), timeout_s
-        )
+        self._name_servers = NameServers(self.options, self._client, Random(), timeout_s)
         self._routes: dict[str, TopicRoute] = {}
 
     def __enter__(self) -> Admin:
@@ -116,8 +114,7 @@ class Admin:
             raise NoRouteError(
                 f"the name servers do not know topic {topic!r}: {self._remedy(topic)}", topic=topic
             )
-        decoded = decode_route(bytes(frame.body or b""))
-        self._routes[topic] = route = mapped_route(self.options.address_map, decoded)
+        self._routes[topic] = route = self._name_servers.route(bytes(frame.body or b""))
         return route
 
     def cluster(self, name: str | None = None) -> dict[str, dict[int, str]]:
@@ -137,8 +134,7 @@ class Admin:
                 )
             merged_addresses |= addresses
             merged |= brokers
-        entries = self.options.address_map
-        return {name: mapped_addresses(entries, name, merged[name]) for name in merged}
+        return self._name_servers.reached(merged)
 
     def proxy(self) -> str | None:
         """Return the address of a RocketMQ proxy among the name servers; None if there is none.

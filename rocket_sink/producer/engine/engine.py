@@ -88,9 +88,7 @@ class SendEngine:
             hooks=rpc_hooks,
         )
         self.brokers = Brokers(options, self.shared, rng)
-        name_servers = NameServers(
-            options.name_servers, self.client, rng, options.connect_timeout_ms / 1000
-        )
+        name_servers = NameServers(options, self.client, rng, options.connect_timeout_ms / 1000)
         events: set[Hashable] = set()
         """Events for which requests may wait (`waiting`)."""
         self.routes = Routes(options, name_servers, self.shared, events)

@@ -19,7 +19,7 @@ call blocks: callbacks get the answers while the client is driven."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -38,7 +38,7 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.address_map import mapped_route
+from rocket_sink.routing.address_map import mapped_addresses, mapped_route
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.text import clean, nearest
 from rocket_sink.wire import requests
@@ -64,12 +64,14 @@ LookUp = Generator[tuple[Frame, bool], Any, None]
 
 
 class NameServers:
-    """The name servers in random order; the last server that answered moves to the front."""
+    """The name servers in random order; the last server that answered moves to the front. All
+    brokers' addresses in their answers pass `route` or `reached`, which apply `addressMap`."""
 
     def __init__(
-        self, addresses: Sequence[str], client: NetworkClient, rng: Random, timeout_s: float
+        self, options: SinkOptions, client: NetworkClient, rng: Random, timeout_s: float
     ) -> None:
-        self._addresses = list(addresses)
+        self._addresses = list(options.name_servers)
+        self._address_map = options.address_map
         rng.shuffle(self._addresses)
         self._client = client
         self._timeout_s = timeout_s
@@ -104,6 +106,15 @@ class NameServers:
         """Return whether an answer is due (at a proxy: also to a send) and the server is silent."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
+
+    def route(self, body: bytes) -> TopicRoute:
+        """Return the route in an answer's body, with addresses as this client reaches them."""
+        return mapped_route(self._address_map, decode_route(body))
+
+    def reached(self, brokers: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
+        """Return {broker name: {broker id: address}} as this client reaches the brokers."""
+        entries = self._address_map
+        return {name: mapped_addresses(entries, name, ids) for name, ids in brokers.items()}
 
     def prefer(self, address: str) -> None:
         """Ask this server first from now on."""
@@ -246,7 +257,6 @@ class Routes:
         self._interval_s = options.poll_name_server_interval_ms / 1000
         self._template = options.template_topic
         self._namespace = options.namespace
-        self._address_map = options.address_map
         self._queue_nums = options.default_topic_queue_nums
         self._topics: dict[str, _Topic] = {}
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
@@ -359,14 +369,11 @@ class Routes:
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
             return
         try:
-            info = TopicPublishInfo.of(state.name, self._decoded(shared_route[0]))
+            info = TopicPublishInfo.of(state.name, self._name_servers.route(shared_route[0]))
         except RemoteProtocolError:
             return
         if info.ok:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
-
-    def _decoded(self, body: bytes) -> TopicRoute:
-        return mapped_route(self._address_map, decode_route(body))
 
     def _keep(self, state: _Topic, now_s: float) -> None:
         """Keep the old route, or take another worker's, after a look-up without a result."""
@@ -458,7 +465,7 @@ class Routes:
 
     def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
         try:
-            info = TopicPublishInfo.of(state.name, self._decoded(body))
+            info = TopicPublishInfo.of(state.name, self._name_servers.route(body))
         except RemoteProtocolError as error:
             state.error = NoRouteError(f"the route of topic {state.name!r} is unreadable: {error}")
             return
@@ -481,7 +488,7 @@ class Routes:
         for server, frame in answers.items():
             if frame.code == ResponseCode.SUCCESS:
                 with contextlib.suppress(RemoteProtocolError):
-                    templates[server] = self._decoded(bytes(frame.body or b""))
+                    templates[server] = self._name_servers.route(bytes(frame.body or b""))
         largest = max(templates.values(), key=lambda route: len(route.queues))
         if not largest.queues:
             return False
