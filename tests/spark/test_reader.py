@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from rocket_sink.errors import ConfigurationError, NoRouteError, OptionError
 from rocket_sink.message import Message
@@ -114,6 +115,12 @@ def test_bad_options_say_what_to_do(
 ) -> None:
     with pytest.raises(OptionError, match=words):
         plan(cluster, **options)
+
+
+def test_there_may_be_nothing_to_read(cluster: FakeCluster) -> None:
+    reader, parts = plan(cluster)
+    assert parts == []
+    assert list(reader.read(InputPartition(None))) == []  # Spark asks for this one.
 
 
 def test_an_unknown_topic_is_an_error(cluster: FakeCluster) -> None:

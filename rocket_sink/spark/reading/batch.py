@@ -65,7 +65,8 @@ class MessageReader(DataSourceReader):
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, QueueRange)
+        if not isinstance(partition, QueueRange):
+            return  # Spark runs a task with a partition of its own if there is nothing to read.
         with Admin(self.options, patience_s=AWAY_S) as admin:
             self.check_begin(partition, admin.min_offset(partition.queue))
             queue, broker_name = partition.queue, partition.queue.broker_name
