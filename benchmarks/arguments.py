@@ -57,6 +57,7 @@ class Arguments:
     peers: bool
     singles: bool
     kafka: bool
+    readers: bool
     faults: bool
     seconds: float
     pause_ms: int | None
@@ -68,7 +69,7 @@ class Arguments:
 
     def __post_init__(self) -> None:
         own = self.full or self.peers or self.kafka or self.faults or self.scale or self.latency
-        if self.name_server and (own or self.singles):
+        if self.name_server and (own or self.singles or self.readers):
             raise click.UsageError(
                 "--name-server goes with --lane, --ordering, --keys, --body-bytes, "
                 "--without-ledger and --ceiling; the other cases start brokers of their own"
@@ -85,15 +86,19 @@ class Arguments:
     @property
     def wants_cases(self) -> bool:
         """Something besides faults, scaling and latencies is to be measured."""
+        return self._names_cases or not (self.faults or self.scale or self.latency)
+
+    @property
+    def _names_cases(self) -> bool:
         named = self.lanes or self.full or self.ceiling or self.peers or self.kafka or self.singles
-        return bool(named) or not (self.faults or self.scale or self.latency)
+        return bool(named or self.readers)
 
     def plan(self) -> Plan:
         """The selected lanes, ceiling and peers. By default some lanes and the ceiling."""
         from benchmarks.run import Plan
 
         lanes = self.lanes or (LANES if self.full else ())
-        nothing_named = not (lanes or self.ceiling or self.peers or self.kafka or self.singles)
+        nothing_named = not self._names_cases
         return Plan(
             rows=self.rows,
             repeat=self.repeat,
@@ -108,6 +113,7 @@ class Arguments:
             kafka=self.kafka or self.full,
             peers=self.peers,
             singles=self.singles,
+            readers=self.readers,
             name_server=self.name_server,
             topic=self.topic,
         )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     python -m benchmarks --full --out figures.json
     python -m benchmarks --peers --out peers.json --baseline peers-before.json
     python -m benchmarks --singles --out singles.json
+    python -m benchmarks --readers --out readers.json
     python -m benchmarks --faults
     python -m benchmarks --faults --pause-ms 300
     python -m benchmarks --scale --html curves.html
@@ -109,6 +110,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="What shares no batch: delayed and compressed rows, transactions, asynchronous sends, "
     "automatic batching, each beside Java's where it has it; and epochs of 200 rows.",
+)
+@click.option(
+    "--readers",
+    is_flag=True,
+    help="Reading a topic: Spark's batch and stream, the same tasks without Spark, Java's pull "
+    "consumer; bodies of 256 bytes, of 4 KiB, and compressed ones of 16 KiB.",
 )
 @click.option("--kafka", is_flag=True, help="Also Spark's own Kafka sink on the same rows.")
 @click.option(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from benchmarks import readers
 from benchmarks.figures import Subject
 from benchmarks.lanes.cases import (
     COMPRESSED_BYTES,
@@ -82,6 +83,7 @@ class Plan:
     kafka: bool = False
     peers: bool = False
     singles: bool = False
+    readers: bool = False
     most_bytes: int = 1 << 30
     name_server: str = ""
     topic: str = TOPIC
@@ -89,7 +91,7 @@ class Plan:
     @property
     def spark(self) -> bool:
         """Spark is needed."""
-        return bool(self.lanes) or self.kafka or self.singles
+        return bool(self.lanes) or self.kafka or self.singles or self.readers
 
     def load(self, body_bytes: int) -> Load:
         """The rows of one body size."""
@@ -248,6 +250,9 @@ class _Subjects:
         self._find_peers()
         for case in self._peer_cases():
             yield self._process(case)
+        self._topics = readers.topics(self._plan.rows) if self._plan.readers else []
+        for topic in self._topics:
+            yield from self._readers(topic)
         if self._plan.spark:
             yield from self._spark_subjects(session)
 
@@ -258,6 +263,9 @@ class _Subjects:
         if plan.peers or plan.java_batches or plan.singles:
             self._try(peers_cases.JAVA, lambda: java_launcher(
                 cluster.java, cluster.classpath, self._folder))  # fmt: skip
+        if plan.readers:
+            self._try(readers.JAVA, lambda: java_launcher(
+                cluster.java, cluster.classpath, self._folder, "JavaPull"))  # fmt: skip
         if plan.peers:
             self._try(peers_cases.GRPC, lambda: grpc.GrpcLauncher(
                 cluster, self._folder / "proxy", self._say))  # fmt: skip
@@ -310,9 +318,11 @@ class _Subjects:
         spark = self._spark(session)
         bench = SparkBench(spark, self._cluster, self._plan.topic, self._folder)
         self._say("writing rows")
+        for topic in self._topics:
+            yield from readers.spark_subjects(topic, bench)
         files = {
             body: RowFiles(spark, self._plan.load(body), self._folder / f"rows-{body}")
-            for body in self._plan.bodies
+            for body in (self._plan.bodies if self._plan.lanes or self._kafka else ())
         }
         for lane_case in self._plan.lane_cases():
             yield LaneRun(bench, lane_case, files[lane_case.case.body_bytes])
@@ -327,6 +337,18 @@ class _Subjects:
             for rows in files.values():
                 yield kafka.KafkaRun(bench, self._kafka, rows, stream=True)
                 yield kafka.KafkaRun(bench, self._kafka, rows, stream=False)
+
+    def _readers(self, topic: readers.Topic) -> Iterator[Subject]:
+        """Fill the topic, and yield its readers without Spark."""
+        cluster = self._cluster
+        assert isinstance(cluster, LocalCluster)
+        self._say(f"filling {topic.name}")
+        cluster.create_topic(topic.name, _QUEUES)
+        readers.fill(topic, our_launcher(), cluster.name_server)
+        starters: dict[str, Starter] = {readers.TASKS: readers.task_launcher()}
+        if readers.JAVA in self._launchers:
+            starters[readers.JAVA] = self._launchers[readers.JAVA]
+        yield from readers.process_subjects(topic, starters, cluster.name_server, cluster.cpu_s)
 
     def _spark(self, session: Session) -> SparkSession:
         """A session; with Spark's Kafka sink and a Kafka broker if available."""

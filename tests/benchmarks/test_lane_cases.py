@@ -16,7 +16,7 @@ def asked(**changes: object) -> Arguments:
     values: dict[str, object] = {
         "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
-        "singles": False,
+        "singles": False, "readers": False,
         "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
         "scale_by": (), "latency": False, "name_server": "", "topic": "benchmark", **changes,
     }  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
 def test_a_running_cluster_gets_the_lanes_and_refuses_cases_with_brokers_of_their_own() -> None:
     plan = asked(name_server="10.0.0.1:9876", topic="t", lanes=("write",), ceiling=True).plan()
     assert (plan.name_server, plan.topic, plan.lanes) == ("10.0.0.1:9876", "t", ("write",))
-    for case in ("full", "peers", "singles", "kafka", "faults", "scale", "latency"):
+    for case in ("full", "peers", "singles", "kafka", "faults", "scale", "latency", "readers"):
         with pytest.raises(click.UsageError, match="brokers of their own"):
             asked(name_server="10.0.0.1:9876", **{case: True})
 
