@@ -48,9 +48,8 @@ def test_only_changed_lines_are_drawn_and_no_equivalent_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seed alone decides on the draw."""
-    file = tmp_path / "rocket_sink" / "wire" / "x.py"
-    repository(tmp_path, {file: "a = 1\nb = 2\n"}, monkeypatch)
-    file.write_text("a = 1\nb = 3\nc = 5\n")
+    repository(tmp_path, {"rocket_sink/wire/x.py": "a = 1\nb = 2\n"}, monkeypatch)
+    (tmp_path / "rocket_sink/wire/x.py").write_text("a = 1\nb = 3\nc = 5\n")
     equivalent = tmp_path / "equivalent.txt"
     equivalent.write_text("rocket_sink/wire/x.py: c = 6  # nobody reads it\n")
     monkeypatch.setattr(mutants, "EQUIVALENT", equivalent)
@@ -63,15 +62,7 @@ def test_only_changed_lines_are_drawn_and_no_equivalent_ones(
     assert both[0] == both[1]
 
 
-SOURCE = """def f(n):
-    return n > 1
-
-def g(n):
-    return n > 1
-
-def h(n):
-    return n > 1
-"""
+SOURCE = "".join(f"def {name}(n):\n    return n > 1\n\n" for name in "fgh")
 TEST = """from rocket_sink.x import f, g
 def test_f(): assert not f(1)
 def test_g(): assert g(1) is not None
@@ -81,14 +72,14 @@ from pathlib import Path
 from random import Random
 from tools import mutants
 mutants.ROOT = root = Path(sys.argv[1])
-test, source = "tests/test_x.py", root / "rocket_sink/x.py"
+test, source = "tests/test_x.py", root / "tree/rocket_sink/x.py"
 suite = mutants.Suite(root / "tree", root / "map", False)
 suite.note_lines_of([test])
 for mutant in mutants.draw(["rocket_sink/x.py"], None, Random(1)):
     if mutant.place.operator == "operator_swap_op":
         print(mutant.place.line, suite.survival(mutant, [test]))
 text = source.read_text()
-for change in ("# comment\\n" + text, text[:-2] + "2", text.replace("n > 1", "n > 2")):
+for change in ("# comment\\n" + text, text[:-3] + "2", text.replace("n > 1", "n > 2")):
     source.write_text(change)
     suite._contexts.cache_clear()
     contexts = suite._contexts(test, "rocket_sink/x.py")
@@ -104,9 +95,8 @@ except mutants.NotCollectedError as error:
 def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a change, a file of tests has to run again if it ran a line beside the change. A file
     that cannot be imported is an error."""
-    package = tmp_path / "rocket_sink"
-    files = {package / "__init__.py": "", package / "x.py": SOURCE}
-    repository(tmp_path, {**files, tmp_path / "tests/test_x.py": TEST}, monkeypatch)
+    files = {"rocket_sink/__init__.py": "", "rocket_sink/x.py": SOURCE, "tests/test_x.py": TEST}
+    repository(tmp_path, files, monkeypatch)
     done = subprocess.run(
         [sys.executable, "-c", JUDGE, tmp_path], capture_output=True, text=True, timeout=300
     )
@@ -121,10 +111,10 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ], done.stderr
 
 
-def repository(root: Path, files: Mapping[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for file, text in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+def repository(root: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
     for command in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm x"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     monkeypatch.setattr(mutants, "ROOT", root)

@@ -46,66 +46,49 @@ USERS = {
 }
 
 
+def lock_path(home: Path, name: str) -> Path:
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    return path
+
+
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("attack", ["symlink", "hard link", "pipe", "folder"])
+@pytest.mark.parametrize("attack", ["symlink", "link to nothing", "hard link", "pipe", "folder"])
 def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(
     tmp_path: Path, user: str, attack: str
 ) -> None:
     name, take = USERS[user]
-    precious = tmp_path / "precious"
+    precious, nothing = tmp_path / "precious", tmp_path / "nothing"
     precious.write_text(TEXT)
-    home = tmp_path / "home"
-    path = home / name
-    path.parent.mkdir(parents=True)
-    (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    path = lock_path(tmp_path / "home", name)
     if attack == "symlink":
         path.symlink_to(precious)
+    elif attack == "link to nothing":
+        path.symlink_to(nothing)
     elif attack == "hard link":
         path.hardlink_to(precious)
     elif attack == "pipe":
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises((LedgerError, ClusterError), match=path.name):
-        take(home)
-    assert precious.read_text() == TEXT
+    with pytest.raises((LedgerError, ClusterError), match=path.name) as error:
+        take(tmp_path / "home")
+    assert ("symbolic link" in str(error.value)) == ("link" in attack and attack != "hard link")
+    assert precious.read_text() == TEXT and not nothing.exists()
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_link_to_nothing_makes_nothing(tmp_path: Path, user: str) -> None:
-    name, take = USERS[user]
-    home, target = tmp_path / "home", tmp_path / "made"
-    (home / name).parent.mkdir(parents=True)
-    (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
-    (home / name).symlink_to(target)
-    with pytest.raises((LedgerError, ClusterError), match="symbolic link"):
-        take(home)
-    assert not target.exists()
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_a_plain_file_with_another_text_keeps_it(tmp_path: Path, user: str) -> None:
-    name, take = USERS[user]
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
-    path.write_text(TEXT)
-    take(tmp_path)
-    assert path.read_text() == TEXT
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_lock_files_have_mode_0600(tmp_path: Path, user: str) -> None:
+def test_a_lock_file_keeps_its_text_and_has_mode_0600(tmp_path: Path, user: str) -> None:
     """A reader of a lock file could lock it for ever, so an existing file's mode is mended too."""
     name, take = USERS[user]
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for made_before in (False, True):
-        (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
-        if made_before:
-            path.chmod(0o644)
-        take(tmp_path)
-        assert path.stat().st_mode & 0o777 == 0o600
+    path = lock_path(tmp_path, name)
+    take(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    lock_path(tmp_path, name).write_text(TEXT)
+    path.chmod(0o644)
+    take(tmp_path)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == (TEXT, 0o600)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of others")

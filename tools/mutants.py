@@ -26,7 +26,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +44,7 @@ from coverage import CoverageData
 from rocket_sink.commands.common.output import Bar, line
 from tools.covered_lines import NOT_COLLECTED, digest
 from tools.mutant_places import Place, Source, difference
+from tools.scratch_tree import copy_tree, write_source
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 MAP: Final = Path.home() / ".cache" / "rocket-sink" / "mutants"
@@ -184,10 +184,7 @@ class Suite:
         self._marks = "not slow" if java else _NO_JAVA
         self.overdue = 0
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _git("ls-files", "-z", "-co", "--exclude-standard").split("\0"):
-            if name and (ROOT / name).is_file():
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, tree / name)
+        copy_tree(ROOT, tree)
 
     def note_lines_of(self, tests: Sequence[str]) -> None:
         """Run the files of tests whose lines are unknown.
@@ -202,7 +199,7 @@ class Suite:
                 lines = self._lines(test)
                 code, output = self._run(["-m", self._marks, test], 1800, MUTANTS_MAP=lines)
                 if code == pytest.ExitCode.NO_TESTS_COLLECTED:  # All its tests need Java.
-                    note = {"digests": {test: digest(ROOT / test)}}
+                    note = {"digests": {test: digest(self._tree / test)}}
                     lines.with_suffix(".json").write_text(json.dumps(note))
                 elif code == NOT_COLLECTED:
                     raise NotCollectedError(output)
@@ -224,11 +221,11 @@ class Suite:
         before = path.read_text()
         listed.write_text(json.dumps(chosen))
         files = [*dict.fromkeys(name.partition("::")[0] for name in chosen)]
-        _write(path, mutant.text)
+        write_source(path, mutant.text)
         try:
             code, _ = self._run(["-x", *files], 600, MUTANTS_TESTS=listed)
         finally:
-            _write(path, before)
+            write_source(path, before)
         if code == NOT_COLLECTED:
             code, output = self._run(["--collect-only", *files], 600)
             if code == NOT_COLLECTED:
@@ -251,7 +248,7 @@ class Suite:
             if "" not in names:
                 own = {name: cost for name, cost in own.items() if name in names}
             if own:
-                is_far = module not in (ROOT / test).read_text()
+                is_far = module not in (self._tree / test).read_text()
                 by_file.append(((is_far, not test.startswith(near), sum(own.values())), own))
         chosen: dict[str, float] = {}
         for _, own in sorted(by_file, key=lambda file: file[0]):
@@ -263,12 +260,12 @@ class Suite:
     def _is_stale(self, test: str) -> bool:
         """Return whether the file of tests has changed, or runs a line in or beside a change."""
         digests = self._note(test).get("digests", {})
-        if digests.get(test) != digest(ROOT / test):
+        if digests.get(test) != digest(self._tree / test):
             return True
         for path, old in digests.items():
-            if not (ROOT / path).exists():
+            if not (self._tree / path).exists():
                 return True
-            if digest(ROOT / path) != old:
+            if digest(self._tree / path) != old:
                 _, changed = self._carried_lines(path, old)
                 contexts = self._data(test).contexts_by_lineno(path)
                 if any(name for old_line in changed for name in contexts.get(old_line, ())):
@@ -282,7 +279,7 @@ class Suite:
         if old is None:
             return {}
         contexts = self._data(test).contexts_by_lineno(path)
-        if digest(ROOT / path) == old:
+        if digest(self._tree / path) == old:
             return contexts
         carried, _ = self._carried_lines(path, old)
         return {
@@ -292,7 +289,7 @@ class Suite:
 
     def _carried_lines(self, path: str, old: str) -> tuple[dict[int, Collection[int]], set[int]]:
         source = self._map / "sources" / old
-        return _carried_lines(source.read_text(), (ROOT / path).read_text())
+        return _carried_lines(source.read_text(), (self._tree / path).read_text())
 
     def _data(self, test: str) -> CoverageData:
         data = CoverageData(str(self._lines(test)))
@@ -382,13 +379,6 @@ def _is_python(text: str) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    # Python compares only the second and the size of a source with those in its stored module.
-    for stored in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        stored.unlink()
 
 
 def _git(*arguments: str) -> str:

@@ -161,7 +161,7 @@ class NetworkClient:
             self._readiness = Readiness()
         except OSError as error:
             raise no_resources("make a client", error) from error
-        self._resolver = Resolver(self._readiness.wake, clock=clock)
+        self._resolver = Resolver(self._readiness.wake, clock)
         self._channels: dict[str, Channel] = {}
         self._draining: set[Channel] = set()
         self._next_scan_s = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -23,12 +24,12 @@ _named: Final[dict[str, int]] = {}
 def local_ip() -> str:
     """Return this host's address on its default route, or 127.0.0.1. Nothing is sent."""
     for target in ("192.0.2.1", "198.51.100.1"):
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((target, 9))
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+        ):
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,9 +39,7 @@ class LookUp:
 class Resolver:
     """The look-ups of one client. Their threads call `wake`, which ends the selector's wait."""
 
-    def __init__(
-        self, wake: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Callable[[], float]) -> None:
         self._wake = wake
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}

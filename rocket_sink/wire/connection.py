@@ -150,8 +150,7 @@ class Connection:
         pending = Pending(opaque, token, deadline_s, latest_s, oneway=oneway)
         self._pending[opaque] = pending
         self._unwritten.append(pending)
-        if deadline_s < self._earliest_s:
-            self._earliest_s = deadline_s
+        self._earliest_s = min(self._earliest_s, deadline_s)
         return opaque
 
     def open_group(
@@ -166,8 +165,7 @@ class Connection:
         self._in_groups += count
         self._pending.update(dict.fromkeys(range(first, first + count), pending))
         self._unwritten.append(pending)
-        if deadline_s < self._earliest_s:
-            self._earliest_s = deadline_s
+        self._earliest_s = min(self._earliest_s, deadline_s)
         return first
 
     def send_request(self, frame: Frame, *, deadline_s: float, token: object) -> bytes:
@@ -226,7 +224,7 @@ class Connection:
         tokens: list[object] = []
         kept: deque[Pending] = deque()
         for pending in self._unwritten:
-            if keep is not None and pending.token is keep:
+            if pending.token is keep:
                 kept.append(pending)
             elif self._settle(pending):
                 tokens.append(pending.token)

@@ -40,7 +40,6 @@ MAGIC_V2: Final = -626_843_477
 """The magic code of a message whose topic is longer than 127 bytes."""
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
-_INT: Final = struct.Struct(">i")
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,7 @@ def iter_stored(
     """Yield the messages one by one. All messages of an inner batch count against the allowance."""
     view = memoryview(buffer)
     while len(view):
-        if len(view) < _HEAD.size:
-            raise RemoteProtocolError(f"{len(view)} bytes are left after the last stored message")
-        (size,) = _INT.unpack_from(view)
+        size = int.from_bytes(view[:4], "big", signed=True)
         if not _HEAD.size <= size <= len(view):
             raise RemoteProtocolError(f"a stored message of {size} bytes, {len(view)} are left")
         message, body = _decode_one(view[:size])

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rocket_sink import RocketSink, register
+from rocket_sink.ledger.path import LOG_FOLDER
+from tests.ledger.values import leave_to_spark
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ def _source_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str,
     writer.options(**_texts(options)).save()
 
 
+def _by_spark(lane: Lane) -> Lane:
+    """Return the lane, with a ledger that only Spark's Delta may commit to."""
+
+    def run(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+        if not Path(options["ledger"], LOG_FOLDER).exists():
+            leave_to_spark(spark, options["ledger"])
+        lane.run(spark, source, checkpoint, options)
+
+    return Lane(f"{lane.name} by Spark's Delta", run, lane.streams)
+
+
 LANES = (
     Lane("foreach", _foreach),
     Lane("foreach_batch", _foreach_batch),
@@ -73,3 +86,4 @@ LANES = (
     Lane("source_batch", _source_batch, streams=False),
     Lane("packs", _packs),
 )
+BY_SPARK = tuple(map(_by_spark, LANES))

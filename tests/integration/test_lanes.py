@@ -20,7 +20,7 @@ from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
 from tests.ledger.views import view_rows
 
 from . import lanes
-from .lanes import LANES, Lane, read, read_stream
+from .lanes import BY_SPARK, LANES, Lane, read, read_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -34,7 +34,13 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-@pytest.fixture(params=LANES, ids=lambda lane: lane.name)
+@pytest.fixture(
+    params=[
+        *(*LANES, BY_SPARK[1]),
+        *(pytest.param(BY_SPARK[n], marks=pytest.mark.long) for n in (0, 2, 3, 4, 5)),
+    ],
+    ids=lambda lane: lane.name,
+)
 def lane(request: pytest.FixtureRequest) -> Lane:
     return request.param  # type: ignore[no-any-return]
 
@@ -88,8 +94,9 @@ def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: Lane) -> World
 def lanes_of(*chosen: str) -> pytest.MarkDecorator:
     """Run a test with these lanes; the other lanes belong to the long forms."""
     params = [
-        pytest.param(lane, id=lane.name, marks=[] if lane.name in chosen else [pytest.mark.slow])
-        for lane in LANES
+        pytest.param(each, id=each.name, marks=[] if lane.name in chosen else [pytest.mark.slow])
+        for lane, by_spark in zip(LANES, BY_SPARK, strict=True)
+        for each in (lane, by_spark)
     ]
     return pytest.mark.parametrize("lane", params)
 

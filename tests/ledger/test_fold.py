@@ -33,7 +33,7 @@ from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 
-from .values import accounts, context, letter, sends, write_manifest
+from .values import accounts, context, leave_to_spark, letter, sends, write_manifest
 
 pytestmark = pytest.mark.spark
 
@@ -96,13 +96,6 @@ STEPS = [
     ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),
     ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
 ]  # fmt: skip
-
-
-def leave_to_spark(spark, root):
-    """Make a table that only Spark's Delta may commit to, as after somebody's ALTER TABLE."""
-    ensure_table(spark, resolve_path(root))
-    feature = "'delta.enableDeletionVectors' = 'true'"
-    spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ({feature})")
 
 
 @pytest.mark.parametrize("committer", ["delta_rs", "spark"])

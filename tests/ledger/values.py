@@ -11,6 +11,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import Outcome
+from rocket_sink.ledger.append.table import ensure_table
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import (
     RunContext,
     confirmed_row,
@@ -90,3 +92,10 @@ def session(*runs: str, is_stopped: bool = False) -> Any:
     context = SimpleNamespace(master="local[2]", applicationId="app", _jsc=java)
     conf = SimpleNamespace(get=lambda name, default: "")
     return SimpleNamespace(_jsparkSession=1, streams=queries, sparkContext=context, conf=conf)
+
+
+def leave_to_spark(spark: Any, root: Path | str) -> None:
+    """Make a table that only Spark's Delta may commit to, as after somebody's ALTER TABLE."""
+    ensure_table(spark, resolve_path(root))
+    feature = "'delta.enableDeletionVectors' = 'true'"
+    spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ({feature})")

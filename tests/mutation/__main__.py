@@ -15,7 +15,6 @@ import argparse
 import itertools
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Final, NamedTuple
 from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
 from tests.mutation.defects import DEFECTS, Defect
 from tests.test_short import is_seen, room
+from tools.scratch_tree import copy_tree, write_source
 
 ROOT: Final = Path(__file__).parents[2]
 LONGEST_S: Final = 600.0
@@ -83,7 +83,7 @@ def _seen_by_the_short_form(defects: Sequence[Defect], count: int) -> list[Defec
 
 
 def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
-    _copy_tree(tree)
+    copy_tree(ROOT, tree)
     tests = dict.fromkeys(test for defect in chosen for test in defect.tests)
     with Bar("tests without a defect", len(tests)) as bar:
         code, output = _run_tests(tree, [*selection, *tests], LONGEST_S + 20 * len(tests))
@@ -107,39 +107,22 @@ def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
     return 1 if survived else 0
 
 
-def _copy_tree(tree: Path) -> None:
-    """Copy the working tree: the files that git tracks or would add."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in dict.fromkeys(names.split("\0")):
-        if name and (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-
-
 def _verdict(defect: Defect, tree: Path, selection: Sequence[str]) -> Verdict:
     path, started_s = tree / defect.path, time.monotonic()
     text = path.read_text()
     if text.count(defect.before) != 1:
         return Verdict(False, f"survived: its text is {text.count(defect.before)} times there", 0.0)
-    _write(path, text.replace(defect.before, defect.after))
+    write_source(path, text.replace(defect.before, defect.after))
     try:
         code, output = _run_tests(tree, [*selection, *defect.tests], LONGEST_S)
     finally:
-        _write(path, text)
+        write_source(path, text)
     duration_s = time.monotonic() - started_s
     failed = _FAILED.search(output)
     if code == 1 and failed:
         return Verdict(True, failed[1].removeprefix("tests/"), duration_s)
     why = {None: "its tests did not end", 0: "its tests passed"}.get(code, "no test failed")
     return Verdict(False, f"survived: {why}" + (f" (exit code {code})" if code else ""), duration_s)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    # Python compares only the second and the size of a source with those in its stored module.
-    for stored in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        stored.unlink()
 
 
 def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int | None, str]:

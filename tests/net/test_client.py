@@ -67,13 +67,16 @@ def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
     address = serve(handle)
     invoke(client, address, Frame(1), 10)
     channel = client.peek(address)
+    assert client.prepare(5.0) == 5.0, "nothing is in flight"
 
     def end():
         peers[0].send(encode_frame(Frame(999, {}, flag=2)))
         peers[0].drop()
 
     peers[0].port.loop.call(end)  # The call returns when the connection is closed.
-    assert client.channel(address, client.clock() + 1) is not channel
+    second = client.channel(address, client.clock() + 1)
+    assert second is not channel
+    assert client.channel(address, client.clock() + 130) is not second, "it was idle for too long"
     client.close()
 
 

@@ -397,7 +397,7 @@ def test_a_name_is_looked_up_again_when_it_leads_nowhere(serve, names, client):
 def test_an_answer_of_the_resolver_serves_for_a_short_time(names):
     now_s = [0.0]
     woken = threading.Event()
-    resolver = Resolver(woken.set, clock=lambda: now_s[0])
+    resolver = Resolver(woken.set, lambda: now_s[0])
     first = resolver.look_up("broker.example", 1)
     assert woken.wait(10) and first.done
     now_s[0] = KEEP_S - 0.1
@@ -556,7 +556,7 @@ def test_name_servers_and_brokers_have_names_with_a_silent_address(names, holes,
 
 @pytest.mark.parametrize("literal", ["127.0.0.1", "::1"])
 def test_a_literal_address_needs_no_look_up(names, literal):
-    lookup = Resolver(lambda: None).look_up(literal, 1)
+    lookup = Resolver(lambda: None, float).look_up(literal, 1)
     assert lookup.done and lookup.targets
 
 
@@ -578,8 +578,9 @@ def test_tls_with_another_name_is_refused_and_the_option_is_named(authority, ser
 
 @pytest.mark.parametrize("name", [".example.com", "a..b", "a" * 64])
 def test_a_name_that_no_certificate_has_is_refused(authority, serve, name):
-    with pytest.raises(TlsRefusedError, match="tlsServerName"):
+    with pytest.raises(TlsRefusedError, match="tlsServerName") as error:
         ask(serve(), tlsMode="verify-full", tlsCa=authority.file, tlsServerName=name)
+    assert error.value.address
 
 
 def test_tls_of_an_unknown_authority(authority, serve, tmp_path):

@@ -58,18 +58,18 @@ def test_a_relative_ledger_is_the_drivers_folder() -> None:
     assert sink.options.ledger == f"file:{Path('here').absolute()}"
 
 
-class Speculating:
-    _jsparkSession = object()
+def session_with(name: str, value: str) -> SimpleNamespace:
+    context = SimpleNamespace(getConf=lambda: {name: value})
+    return SimpleNamespace(_jsparkSession=object(), sparkContext=context)
 
-    class sparkContext:
-        @staticmethod
-        def getConf() -> Any:
-            return {"spark.speculation": "true"}
+
+def speculating() -> SimpleNamespace:
+    return session_with("spark.speculation", "true")
 
 
 class TestSpeculation:
     def test_it_is_refused_when_the_sink_is_made(self, monkeypatch: Any) -> None:
-        monkeypatch.setattr(session_checks, "active_session", Speculating)
+        monkeypatch.setattr(session_checks, "active_session", speculating)
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             RocketSink(nameServer="a:1", topic="t")
         RocketSink(nameServer="a:1", topic="t", allowSpeculation=True)
@@ -78,7 +78,7 @@ class TestSpeculation:
         self, monkeypatch: Any
     ) -> None:
         sink = RocketSink(nameServer="a:1", topic="t")
-        monkeypatch.setattr(session_checks, "active_session", Speculating)
+        monkeypatch.setattr(session_checks, "active_session", speculating)
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             pickle.dumps(sink)
 
@@ -97,15 +97,9 @@ class TestSpeculation:
 def test_a_wheel_that_no_worker_will_see_is_told_of_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Given:
-        _jsparkSession = object()
-
-        class sparkContext:
-            @staticmethod
-            def getConf() -> Any:
-                return {"spark.submit.pyFiles": "/a/helpers.whl,/a/rocket_sink-0.1.0-py3-none.whl"}
-
-    monkeypatch.setattr(session_checks, "active_session", Given)
+    files = "/a/helpers.whl,/a/rocket_sink-0.1.0-py3-none.whl"
+    session = session_with("spark.submit.pyFiles", files)
+    monkeypatch.setattr(session_checks, "active_session", lambda: session)
     for _ in range(2):
         RocketSink(nameServer="a:1", topic="t")
     [record] = caplog.records

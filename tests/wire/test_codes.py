@@ -14,6 +14,7 @@ from rocket_sink.wire.codes import (
     mq_version,
     version_name,
 )
+from rocket_sink.wire.trace import MessageType
 
 
 def test_version_ordinals():
@@ -45,6 +46,7 @@ def test_a_newer_client_gets_go_away():
         ),
         (ResponseCode, "0 1 2 3 10 11 12 13 14 16 17 19 20 21 22 26 29 215 604 1500"),
         (LanguageCode, "0 1 2 3 4 5 6 7 8 9 10 11 12 13"),
+        (MessageType, "0 1 2 3 4"),
     ],
 )  # fmt: skip
 def test_the_numbers_are_those_of_java(codes: type[IntEnum], numbers: str):

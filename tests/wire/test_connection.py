@@ -140,6 +140,7 @@ def test_c53_requests_without_an_answer_come_back_once_when_the_connection_ends(
     for call in (
         lambda: connection.send_request(REQUEST, deadline_s=1.0, token=1),
         lambda: connection.send_oneway(REQUEST),
+        lambda: connection.open_request(deadline_s=1.0, token=1),
         lambda: connection.receive_data(b"", 0.0),
         lambda: connection.respond(REQUEST, 0),
     ):

@@ -20,7 +20,7 @@ JSON_BOMBS = [
     pytest.param(b'{"code":4294967297,"opaque":1}', id="code of 33 bits"),
     pytest.param(b'{"code":1.0,"opaque":1}', id="code with a fraction"),
     pytest.param(b'{"code":true,"opaque":1}', id="code true"),
-    pytest.param(b'{"code":"1","opaque":1}', id="code as text"),
+    pytest.param(b'{"code":"%s","opaque":1}' % (b"1" * 999), id="code as text"),
     pytest.param(b'{"code":NaN,"opaque":1}', id="NaN"),
     pytest.param(b'{"code":1,"opaque":1,"x":Infinity}', id="Infinity"),
     pytest.param(b'{"code":1,"opaque":1,"x":1e999}', id="1e999"),
@@ -44,7 +44,7 @@ JSON_BOMBS = [
 
 @pytest.mark.parametrize("header", JSON_BOMBS)
 def test_json_bombs_are_refused(header: bytes):
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError, match=r"^.{1,300}$"):  # Texts of the peer are cut.
         decode_json_header(header)
 
 

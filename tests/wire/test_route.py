@@ -21,7 +21,11 @@ from rocket_sink.wire.route import (
 
 C18 = TopicRoute(
     (QueueData("broker-a", 8, 8, perm=6),),
-    (BrokerData("TestCluster", "broker-a", {0: "192.168.0.47:10911", 1: "192.168.0.47:10921"}),),
+    (
+        BrokerData(
+            "TestCluster", "broker-a", {0: "192.168.0.47:10911", 2**63 - 1: "192.168.0.48:10911"}
+        ),
+    ),
 )
 
 
@@ -157,6 +161,7 @@ def test_limits_of_a_route(monkeypatch):
     many = TopicRoute(tuple(QueueData(f"b{n}", 1, 40_000) for n in range(2)), ())
     with pytest.raises(RemoteProtocolError, match="80000 queues; the limit is 65536"):
         decode_route(encode_route(many))
+    assert decode_route(body(readQueueNums=0, writeQueueNums=65_536)).queues[0].writable
     brokers = TopicRoute((), tuple(BrokerData("c", f"b{n}") for n in range(11)))
     assert decode_route(encode_route(brokers)) == brokers
     monkeypatch.setattr(Limits, "ROUTE_BROKERS", 10)

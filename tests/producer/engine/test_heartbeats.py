@@ -97,15 +97,20 @@ class HandClock:
         return self.now_s
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
-    """A caller who sends now and then drives the engine for a moment each time: the first one
-    connects, the next one writes the probe, and a third reads its answer."""
+def _engine_with_route(cluster):
     clock = HandClock()
     engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
     while not engine.routes.get("orders", clock()):
         engine.drive(0.01)
         clock.now_s += 0.01
+    return engine, clock
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
+    """A caller who sends now and then drives the engine for a moment each time: the first one
+    connects, the next one writes the probe, and a third reads its answer."""
+    engine, clock = _engine_with_route(cluster)
     broker = cluster.brokers[0]
     if dead:
         broker.freeze()
@@ -127,11 +132,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
 @pytest.mark.parametrize("is_used", [True, False])
 def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used, monkeypatch):
     """It was probed every 2 s for ever, also after its topic and itself were deleted."""
-    clock = HandClock()
-    engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
-    while not engine.routes.get("orders", clock()):
-        engine.drive(0.01)
-        clock.now_s += 0.01
+    engine, clock = _engine_with_route(cluster)
     bad = cluster.brokers[0]
     bad.kill()
     table = engine.brokers.faults

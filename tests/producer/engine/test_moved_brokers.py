@@ -26,18 +26,24 @@ def _move(cluster: FakeCluster) -> None:
         broker.fail_over()
 
 
-@pytest.mark.parametrize("look_up_s", [0.0, 0.3])
-def test_a_route_shared_by_an_earlier_worker_may_be_stale(
-    cluster: FakeCluster, tmp_path: Path, look_up_s: float
+@pytest.mark.parametrize("fault", ["moved", "moved slowly", "stop_name_server", "forget_brokers"])
+def test_a_new_worker_begins_with_the_route_of_another_one(
+    cluster: FakeCluster, tmp_path: Path, fault: str
 ) -> None:
-    """A new worker starts with a known route, but none of its brokers is there any more."""
-    options = SinkOptions(name_server=cluster.name_server)
+    """None of the route's brokers is there any more, or the name servers cannot answer."""
+    options = SinkOptions.parse(
+        {"nameServer": cluster.name_server, "pollNameServerInterval": 10, "sendMsgTimeout": 5000}
+    )
     first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
     engine = SendEngine(options, shared=first)
     send(engine)
     engine.close()
-    _move(cluster)
-    cluster.on_route(Delay(look_up_s), times=None)
+    if fault.startswith("moved"):
+        _move(cluster)
+        cluster.on_route(Delay(0.3 if fault == "moved slowly" else 0.0), times=None)
+    else:
+        getattr(cluster, fault)()
+        time.sleep(0.1)
     engine = SendEngine(options, shared=other)
     for number in range(50):
         engine.submit(request(number))
@@ -208,27 +214,6 @@ def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_e
     timer.start()
     assert send(engine).outcome is Outcome.ACKED
     timer.join()
-
-
-@pytest.mark.parametrize("fault", ["stop_name_server", "forget_brokers"])
-def test_a_new_worker_begins_with_the_route_of_another_one(
-    cluster: FakeCluster, tmp_path: Path, fault: str
-) -> None:
-    """The route is an old one, while the name servers cannot answer."""
-    options = SinkOptions.parse(
-        {"nameServer": cluster.name_server, "pollNameServerInterval": 10, "sendMsgTimeout": 5000}
-    )
-    first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
-    engine = SendEngine(options, shared=first)
-    send(engine)
-    engine.close()
-    getattr(cluster, fault)()
-    time.sleep(0.1)
-    engine = SendEngine(options, shared=other)
-    for number in range(20):
-        engine.submit(request(number))
-    assert {c.outcome for c in engine.drain()} == {Outcome.ACKED}
-    engine.close()
 
 
 def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
