@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.message import Message, MessageQueue
@@ -21,6 +20,7 @@ from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, confirmed, context, letter
+from tests.ledger.views import quick_ledger
 from tests.recorded import ROWS, run, verified
 from tests.run_command import run_command
 
@@ -120,8 +120,7 @@ def compared(
 ) -> Verification:  # fmt: skip
     """Compare a queue that has these ids by offset, and begins at the offset `first`. `copies` says
     of hidden copies whether they wait."""
-    quick = open_quick(path)
-    assert quick is not None
+    quick = quick_ledger(path)
     messages = [
         StoredMessage("t", b"", 3, place, properties={"UNIQ_KEY": text})
         for place, text in ids.items()
@@ -177,8 +176,7 @@ def test_the_place_in_a_system_topic_is_not_in_the_ledger(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     run(cluster.name_server, tmp_path / "ledger", context(), delay_level=[3] * ROWS)
-    quick = open_quick(tmp_path / "ledger")
-    assert quick is not None
+    quick = quick_ledger(tmp_path / "ledger")
     assert quick.query("SELECT count(queue_offset) AS n FROM answered").to_pylist() == [{"n": 0}]
 
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink import Ledger, RocketSink
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.values import Totals
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context
+from tests.ledger.views import quick_ledger
 
 from .lanes import read_stream
 
@@ -49,8 +49,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def epochs_of(folder: Path) -> list[dict[str, Any]]:
     """Return the epochs that delta-rs and DuckDB read."""
-    quick = open_quick(folder)
-    assert quick is not None
+    quick = quick_ledger(folder)
     return quick.query("SELECT * FROM epochs ORDER BY query_id, epoch").to_pylist()
 
 
@@ -83,8 +82,7 @@ def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
         assert [producer.wait(600) for producer in producers] == [0, 0]
         stored = len(cluster.messages("t"))
     ledger.sync(spark)
-    quick = open_quick(folder)
-    assert quick is not None
+    quick = quick_ledger(folder)
     report = ledger.report(spark)
     assert figures(quick.query, quick.path, Scope()) == report
     return Told(ledger, epochs_of(folder), report.totals, report.as_dict(), stored)

@@ -13,7 +13,6 @@ import pytest
 from rocket_sink import Ledger, TableProducer
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.query import consumption as module
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.views import reader
 from rocket_sink.message import MessageQueue
@@ -21,6 +20,7 @@ from rocket_sink.options import SinkOptions
 from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, run_java
 from tests.ledger.night import night
+from tests.ledger.views import quick_ledger
 from tests.run_command import run_command
 
 
@@ -88,8 +88,7 @@ def test_messages_that_wait_or_were_deleted(
     """The ledger of a night has messages from offset 42 on in each queue. The group is at 60 in one
     topic, whose queues begin at 70 now, and has no position in the other."""
     path = night(tmp_path / "ledger")
-    quick = open_quick(path)
-    assert quick is not None
+    quick = quick_ledger(path)
 
     class Positions:
         def __init__(self, _: object) -> None: ...

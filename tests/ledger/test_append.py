@@ -27,11 +27,11 @@ from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.table import last_txn_version
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 from rocket_sink.ledger.transport import data_files
 from rocket_sink.ledger.transport.data_files import DataFile, write_data_files
 from rocket_sink.ledger.upkeep.growth import keep_small
+from tests.ledger.views import quick_ledger
 
 from .values import accounts, context, letter, sends
 
@@ -129,8 +129,7 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     by_delta_rs(spark, place, "q", 4)
     wanted |= {("begun", 0): ROWS, ("q", 4): ROWS}
     assert rows_in(spark, place) == wanted
-    quick = open_quick(place.root)
-    assert quick is not None
+    quick = quick_ledger(place.root)
     counts = quick.query("SELECT query_id, epoch, count(*) AS n FROM sends GROUP BY ALL")
     assert {(r["query_id"], r["epoch"]): r["n"] for r in counts.to_pylist()} == wanted
 

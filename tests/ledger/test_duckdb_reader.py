@@ -16,24 +16,19 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import rows_of
+from tests.ledger.views import quick_ledger
 
 from .night import store
 from .values import accounts, context, letter
 
 
-def opened(path: str) -> QuickLedger:
-    quick = open_quick(path)
-    assert quick is not None, "the extra `fast` is part of the extra `test`"
-    return quick
-
-
 def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
     """Quote no reserved words inside literals: queries of such names would be missed."""
-    quick = opened(store(tmp_path, [accounts(context(query_id="shop-at"), acked=1)]))
+    quick = quick_ledger(store(tmp_path, [accounts(context(query_id="shop-at"), acked=1)]))
     select = "SELECT query_id, at IS NULL AS never FROM epochs WHERE query_id = 'shop-at'"
     assert quick.query(select).to_pylist() == [{"query_id": "shop-at", "never": False}]
     (texts,) = quick.query("SELECT 'at' AS a, 'it''s at' AS b, '' AS c").to_pylist()
@@ -66,7 +61,7 @@ def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
     place = LEDGER_SCHEMA.get_field_index("event_time")
     far = letter(context(partition=None), b"far").set_column(place, field, years)
     near = letter(context(partition=None), b"near", event_time_ms=pa.array([0]))
-    quick = opened(store(tmp_path, [far, near]))
+    quick = quick_ledger(store(tmp_path, [far, near]))
     rows = rows_of(quick.query("SELECT * FROM pending_letters"))
     moments = {row["body"]: row["event_time"] and row["event_time"].timestamp() for row in rows}
     assert moments == {b"far": None, b"near": 0}
@@ -85,11 +80,11 @@ def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
     else:
         file.write_bytes(data[:begin] + data[begin:].replace(b"query_id", b"\xff" * 8))
     with pytest.raises(LedgerError, match="gone or damaged"):
-        opened(path).query("SELECT * FROM epochs")
+        quick_ledger(path).query("SELECT * FROM epochs")
 
 
 def test_a_query_that_is_wrong_is_no_damage(tmp_path: Path) -> None:
-    quick = opened(store(tmp_path, [accounts(context(), acked=1)]))
+    quick = quick_ledger(store(tmp_path, [accounts(context(), acked=1)]))
     with pytest.raises(duckdb.Error, match="nonsense"):
         quick.query("SELECT nonsense FROM epochs")
 
@@ -157,7 +152,7 @@ def test_folders_behind_links_are_not_read(tmp_path: Path, folder: str) -> None:
     (tmp_path / "link").symlink_to(
         tmp_path / "ledger"
     )  # The user's own path to the ledger has a link.
-    assert opened(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
+    assert quick_ledger(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
 
 
 def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
@@ -166,7 +161,7 @@ def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
     writer.append(accounts(context(epoch=1), acked=1))
     for name in ("a", "b"):
         (tmp_path / "_spool" / name).symlink_to(".")
-    assert opened(path).unfolded_epochs == 1
+    assert quick_ledger(path).unfolded_epochs == 1
     writer.abort()
 
 
@@ -174,7 +169,7 @@ def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
     """Prevent harm from a text that reaches a query in spite of all checks."""
     ledger, secret = tmp_path / "ledger", tmp_path / "secret"
     secret.write_text("secret")
-    quick = opened(store(ledger, [accounts(context(), acked=1)]))
+    quick = quick_ledger(store(ledger, [accounts(context(), acked=1)]))
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     for statement in (
         f"SELECT * FROM read_text('{secret}')",
@@ -199,7 +194,7 @@ def test_what_does_not_fit_into_memory_is_private(
     (tmp_path / "tmp").mkdir()
     guessed = tmp_path / "tmp" / f"rocket-sink-duckdb-{os.getpid()}"
     guessed.mkdir()
-    quick = opened(store(tmp_path / "ledger", [accounts(context(), acked=1)]))
+    quick = quick_ledger(store(tmp_path / "ledger", [accounts(context(), acked=1)]))
     (folder,) = [path for path in (tmp_path / "tmp").iterdir() if path != guessed]
     (row,) = quick.query("SELECT current_setting('temp_directory') AS name").to_pylist()
     assert row["name"] == str(folder)

@@ -19,9 +19,9 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.driver import ledger as ledger_module
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
+from tests.ledger.views import quick_ledger
 
 from .values import accounts, attempt, confirmed, context, letter, sends
 
@@ -55,8 +55,7 @@ def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
 
 def rows_by_duckdb(ledger: Ledger, view: str, where: str) -> list[dict]:
     """Return rows of a view by DuckDB, which is faster; `test_spark_says_the_same` compares."""
-    quick = open_quick(ledger.path)
-    assert quick is not None, "the extra `fast` is part of the extra `test`"
+    quick = quick_ledger(ledger.path)
     return quick.query(f"SELECT * FROM {view} WHERE {where}").to_pylist()
 
 

@@ -17,11 +17,12 @@ from rocket_sink.ledger.records import (
     resolution_rows,
     send_rows,
 )
-from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.ledger.report import Report, Scope
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import queried, rows_of
 from rocket_sink.routing.fault import Isolation
+from tests.ledger.views import quick_ledger, report_of
 
 from .values import accounts, attempt, confirmed, context, letter
 
@@ -67,20 +68,11 @@ def ledger(spark, tmp_path_factory) -> Ledger:
 
 def both(spark, ledger, scope: Scope = Scope()) -> Report:  # noqa: B008 (frozen)
     """Return Spark's report after comparing it with the report by delta-rs and DuckDB."""
-    quick = open_quick(ledger.path)
-    assert quick is not None, "the extra `fast` is part of the extra `test`"
     by_spark = ledger.report(
         spark, query=scope.query_id, since=scope.since, until=scope.until, charts=True
     )
-    assert figures(quick.query, quick.path, scope, series=True) == by_spark
+    assert report_of(ledger.path, scope, series=True) == by_spark
     return by_spark
-
-
-def quickly(ledger, scope: Scope) -> Report:
-    """Return the report by delta-rs and DuckDB alone."""
-    quick = open_quick(ledger.path)
-    assert quick is not None
-    return figures(quick.query, quick.path, scope)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +155,8 @@ def test_scopes(spark, ledger):
     other = both(spark, ledger, Scope(query_id="o'th\\er {1}"))
     assert (other.totals.epochs, other.brokers, other.isolations) == (1, [], [])
     late = dt.datetime.fromtimestamp(START_MS / 1000 + 30, dt.timezone.utc)
-    assert [b.requests for b in quickly(ledger, Scope(since=late)).brokers] == [1, 1]
-    early = quickly(ledger, Scope(until=late))
+    assert [b.requests for b in report_of(ledger.path, Scope(since=late)).brokers] == [1, 1]
+    early = report_of(ledger.path, Scope(until=late))
     assert [b.requests for b in early.brokers] == [101, 1]
     assert early.totals.epochs == 0
 
@@ -224,15 +216,14 @@ class TestMixed:
     def test_the_beginning_of_an_id_will_do(self, spark, mixed):
         by_prefix = both(spark, mixed[0], Scope(query_id="5b2f1111"))
         others = [
-            quickly(mixed[0], Scope(query_id=query_id)) for query_id in ("5b2f1111-aaaa", "5b2f1")
+            report_of(mixed[0].path, Scope(query_id=query_id))
+            for query_id in ("5b2f1111-aaaa", "5b2f1")
         ]
         for scoped in (by_prefix, *others):
             assert scoped.scope.query_id == "5b2f1111-aaaa"
             assert scoped.totals.rows_in == 14
 
     def test_an_id_of_several_queries_or_none_is_an_error(self, spark, mixed):
-        quick = open_quick(mixed[0].path)
-        assert quick is not None
         for query_id, message in (
             ("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"),
             ("x'y", "no rows"),
@@ -240,7 +231,7 @@ class TestMixed:
             with pytest.raises(LedgerError, match=message):
                 mixed[0].report(spark, query=query_id)
             with pytest.raises(LedgerError, match=message):
-                figures(quick.query, quick.path, Scope(query_id=query_id))
+                report_of(mixed[0].path, Scope(query_id=query_id))
 
 
 def test_no_ledger(spark, tmp_path):
@@ -256,8 +247,7 @@ class TestWithoutSpark:
         ["sends", "letters", "pending_letters", "resolutions", "isolations", "epochs", "attempts"],
     )
     def test_views(self, spark, ledger, view):
-        quick = open_quick(ledger.path)
-        assert quick is not None
+        quick = quick_ledger(ledger.path)
         select = f"SELECT * FROM {view} ORDER BY at DESC LIMIT 1000"
         rows, expected = (
             sorted(map(repr, rows_of(table)))
@@ -268,8 +258,7 @@ class TestWithoutSpark:
 
     def test_nothing_is_printed_and_memory_is_bounded(self, ledger):
         """Change DuckDB's defaults: progress on standard output, and most of the memory."""
-        quick = open_quick(ledger.path)
-        assert quick is not None
+        quick = quick_ledger(ledger.path)
         names = ("enable_progress_bar", "memory_limit", "temp_directory")
         settings = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
         (found,) = rows_of(quick.query(f"SELECT {settings}"))
@@ -281,9 +270,9 @@ class TestWithoutSpark:
         spool = SpoolWriter(ledger.path, context(epoch=5))
         spool.append(accounts(context(epoch=5), acked=1))
         spool.seal()
-        quick = open_quick(ledger.path)
-        assert quick is not None and quick.unfolded_epochs == 1
-        report = figures(quick.query, quick.path, Scope(), unfolded_epochs=quick.unfolded_epochs)
+        quick = quick_ledger(ledger.path)
+        assert quick.unfolded_epochs == 1
+        report = report_of(ledger.path, unfolded_epochs=quick.unfolded_epochs)
         assert report.as_dict()["unfolded_epochs"] == 1
 
     def test_only_a_ledger_of_this_version_is_read(self, spark, ledger, tmp_path):

@@ -21,9 +21,7 @@ import pytest
 
 from rocket_sink import cli, errors
 from rocket_sink.errors import RocketSinkError, SendError
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, in_order
-from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.report.causes import CAUSES
 from rocket_sink.net import transport
 from rocket_sink.options import SinkOptions
@@ -34,6 +32,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster, IncompleteAnswer
 from rocket_sink.wire.codes import PermName
+from tests.ledger.views import report_of
 from tests.net.test_transport import IP, Authority
 from tests.tls_relay import TlsFront, TlsRelay
 
@@ -232,12 +231,6 @@ def run(
     store(folder, in_order(rows, nth << 32))
 
 
-def report(folder: Path) -> Report:
-    quick = open_quick(str(folder))
-    assert quick is not None
-    return figures(quick.query, str(folder), Scope())
-
-
 @pytest.mark.parametrize("code", CASES)
 def test_the_first_line_is_the_cause_and_its_remedy(
     code: str, cluster: FakeCluster, tmp_path: Path
@@ -246,7 +239,7 @@ def test_the_first_line_is_the_cause_and_its_remedy(
     with ExitStack() as until:
         more = break_(cluster, until)
         run(cluster, tmp_path / "ledger", context(), more=more, **COLUMNS.get(code, {}))
-    first = report(tmp_path / "ledger").verdict[0]
+    first = report_of(tmp_path / "ledger").verdict[0]
     assert first.name in ("sends_fail", "broker_unreachable", "broker_left_route")
     assert first.text.startswith(says)
     assert code in first.text
@@ -261,13 +254,13 @@ def test_a_cause_that_was_mended_is_no_cause(
     CASES[code][0](cluster, ExitStack())
     ctx = context()
     run(cluster, tmp_path / "ledger", ctx)
-    names = [finding.name for finding in report(tmp_path / "ledger").verdict]
+    names = [finding.name for finding in report_of(tmp_path / "ledger").verdict]
     assert names[:2] == ["sends_fail", "epochs_unfinished"]
     cluster.brokers[0].behave()
     cluster.create_topic("t")
     again = replace(ctx, run_id="run-2", task_attempt_id=11)
     run(cluster, tmp_path / "ledger", again, 2)
-    well, *notes = report(tmp_path / "ledger").verdict
+    well, *notes = report_of(tmp_path / "ledger").verdict
     assert well.name == "all_is_well"
     assert "0 rows" not in " ".join(note.text for note in notes)
 
@@ -279,7 +272,7 @@ def test_the_command_of_a_remedy_mends_the_topic(
     monkeypatch.setenv("NAMESRV_ADDR", cluster.name_server)
     CASES[code][0](cluster, ExitStack())
     run(cluster, tmp_path / "ledger", context())
-    command = shlex.split(report(tmp_path / "ledger").verdict[0].next.split("`")[1])
+    command = shlex.split(report_of(tmp_path / "ledger").verdict[0].next.split("`")[1])
     cluster.brokers[0].behave()
     if code == "TOPIC_NOT_FOUND":
         cluster.delete_topic("t")

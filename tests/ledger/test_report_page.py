@@ -18,12 +18,12 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import isolation_rows, send_rows
-from rocket_sink.ledger.report import Report, Scope, figures, page, to_html
+from rocket_sink.ledger.report import Report, Scope, page, to_html
 from rocket_sink.ledger.tune.suggest import FEWEST
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.tables import cell
+from tests.ledger.views import quick_ledger, report_of
 from tests.run_command import run_command
 
 from .night import KILLED, QUERY, START, night, store
@@ -46,12 +46,6 @@ FLAGS = (
     "window-size=1280,900",
 )  # fmt: skip
 TOOLS = ("chromium", "chromedriver")
-
-
-def report_of(folder: str) -> Report:
-    quick = open_quick(folder)
-    assert quick is not None
-    return figures(quick.query, quick.path, Scope(), series=True)
 
 
 @dataclass
@@ -135,7 +129,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     folder = tmp_path_factory.mktemp("page")
-    report = report_of(night(folder / "ledger"))
+    report = report_of(night(folder / "ledger"), series=True)
     file = folder / "report.html"
     file.write_text(to_html(report), encoding="utf-8")
     return report, file
@@ -218,10 +212,8 @@ def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None
 def test_the_broker_is_named_when_it_went_before_the_reports_time(
     made: tuple[Report, Path],
 ) -> None:
-    quick = open_quick(made[0].ledger)
-    assert quick is not None
     later = Scope(since=KILLED + dt.timedelta(minutes=1))
-    [waits] = figures(quick.query, quick.path, later).waiting
+    [waits] = report_of(made[0].ledger, later).waiting
     assert (waits.broker, waits.rows, waits.keys) == ("broker-b", 264, 6)
 
 
@@ -260,7 +252,7 @@ def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> No
 def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
-    file.write_text(to_html(report_of(few)), encoding="utf-8")
+    file.write_text(to_html(report_of(few, series=True)), encoding="utf-8")
     browser.open(file)
     text = browser.run("return document.getElementById('what-if').textContent")
     assert "Nothing to compare: 999 attempts" in text
@@ -268,7 +260,7 @@ def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
     # A further attempt is enough for advice, which stays harmless text with any path.
     hostile = tmp_path / "<img src=x onerror=window.hacked=1>"
     enough = store(hostile, [send_rows([attempt()] * FEWEST, context())])
-    file.write_text(to_html(report_of(enough)), encoding="utf-8")
+    file.write_text(to_html(report_of(enough, series=True)), encoding="utf-8")
     browser.open(file)
     assert browser.run("return document.querySelectorAll('#what-if table').length") == 2
     assert hostile.name in browser.run("return document.querySelector('#what-if code').textContent")
@@ -427,7 +419,9 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
     event = isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0)
     rows = [send_rows([good, bad], ctx), lost, accounts(ctx, acked=7, dead=1), event]
     file = tmp_path / "page.html"
-    file.write_text(to_html(report_of(store(tmp_path / "ledger", rows))), encoding="utf-8")
+    file.write_text(
+        to_html(report_of(store(tmp_path / "ledger", rows), series=True)), encoding="utf-8"
+    )
     browser.open(file)
     browser.run("document.querySelector('#errors-data td button').click()")
     for name in ("rows", "heat", "queues"):
@@ -442,8 +436,7 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=True,
     ).stdout.split("\0")  # fmt: skip
     assert not (tmp_path / "run").exists()
-    quick = open_quick(words[words.index("--ledger") + 1])
-    assert quick is not None
+    quick = quick_ledger(words[words.index("--ledger") + 1])
     count = quick.query(
         f"SELECT count(*) AS n FROM sends WHERE {words[words.index('--where') + 1]}"
     )

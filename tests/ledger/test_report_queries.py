@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import (
     dead_letter_rows,
     in_order,
@@ -18,19 +17,13 @@ from rocket_sink.ledger.records import (
     resolution_rows,
     send_rows,
 )
-from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.report.values import ResentFigures
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.routing.fault import Isolation
+from tests.ledger.views import quick_ledger, report_of
 
 from .night import START, at, store
 from .values import accounts, attempt, confirmed, context, letter
-
-
-def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noqa: B008 (frozen)
-    quick = open_quick(path)
-    assert quick is not None, "the extra `fast` is part of the extra `test`"
-    return figures(quick.query, quick.path, scope, **lists)
 
 
 def sends(*from_to_s: tuple[int, int]) -> pa.RecordBatch:
@@ -163,8 +156,7 @@ def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> Non
         letter(failed, b"failed"), accounts(failed, complete=False, dead=1), letter(good, b"good"),
         accounts(good, dead=1),
     ]  # fmt: skip
-    quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
-    assert quick is not None
+    quick = quick_ledger(store(tmp_path, in_order(rows, 1 << 32)))
     bodies = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
     assert sorted(bodies) == [b"good"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_order
+from tests.ledger.views import quick_ledger
 from tests.memory import PEAK_MB
 
 from .many import many
@@ -63,8 +63,7 @@ def test_the_files_of_many_folds_are_opened_once(tmp_path: Path) -> None:
     """Open each file once: if each query opened all, 3,000 folds would take 230 s and 10 GB."""
     count = 40
     path = folds(tmp_path, count)
-    quick = open_quick(path)
-    assert quick is not None
+    quick = quick_ledger(path)
     kinds = DeltaTable(path).to_pyarrow_table(columns=["kind"]).column("kind").to_pylist()
     expected = {kind: kinds.count(kind) for kind in set(kinds)}
     select = "SELECT kind, count(*) AS n, count(DISTINCT epoch) AS e FROM ledger_rows GROUP BY 1"

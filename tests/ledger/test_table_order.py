@@ -12,11 +12,11 @@ import pytest
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
+from tests.ledger.views import quick_ledger
 
 from .values import accounts, confirmed, context, letter
 
@@ -31,8 +31,7 @@ def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
 
 def pending(ledger: Ledger) -> list[bytes]:
     """Return the pending letters by DuckDB, in a fraction of Spark's time."""
-    quick = open_quick(ledger.path)
-    assert quick is not None
+    quick = quick_ledger(ledger.path)
     rows = quick.query("SELECT body FROM pending_letters").to_pylist()
     return sorted(row["body"] for row in rows)
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from rocket_sink import cli
 from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import send_rows
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune import suggest
@@ -33,6 +32,7 @@ from rocket_sink.ledger.views import queried
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import AttemptRecord
 from rocket_sink.routing.fault import PROFILES
+from tests.ledger.views import quick_ledger
 
 from .night import store
 from .values import attempt, context
@@ -170,8 +170,7 @@ def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
     """Ignore the wait: it never moves, so it must not become a message that took a minute."""
     failed = {"outcome": Outcome.NOT_SENT, "response_code": None, "broker_name": "broker-b"}
     wait = attempt(**failed, error_code="INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
-    fast = open_quick(store(tmp_path, [send_rows([attempt(), wait], context())]))
-    assert fast is not None
+    fast = quick_ledger(store(tmp_path, [send_rows([attempt(), wait], context())]))
     tuning = tune(fast.query, fast.path, Scope())
     assert tuning.attempts == 1
     assert {candidate.max_ms for candidate in tuning.candidates} == {1.75}
@@ -179,8 +178,7 @@ def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
 
 def advice(path: Path, rows: list[AttemptRecord], **options: Any) -> dict[str, str]:
     """Return {option: value or reason to keep it} of the advice on the window."""
-    fast = open_quick(store(path, [send_rows(rows, context())]))
-    assert fast is not None
+    fast = quick_ledger(store(path, [send_rows(rows, context())]))
     tuning = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(options))
     kept = dict(advice.split(": ", 1) for advice in tuning.kept)
     return {n: why for n, why in {**kept, **tuning.options}.items() if "backPressure" in n}
@@ -216,8 +214,7 @@ def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
 def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
     full = SinkOptions().request_max_messages
     rows = [attempt(message_count=full, body_bytes=10 * full) for _ in range(50)]
-    fast = open_quick(store(tmp_path, [send_rows(rows, context())]))
-    assert fast is not None
+    fast = quick_ledger(store(tmp_path, [send_rows(rows, context())]))
     first = tune(fast.query, fast.path, Scope())
     assert "requestMaxMessages" in first.options
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
@@ -249,8 +246,7 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     ]  # fmt: skip
     failed = attempt(outcome=Outcome.UNKNOWN, error_code="REQUEST_TIMEOUT", response_code=None)
     ledger.append(spark, send_rows([*records, failed], ctx))
-    fast = open_quick(tmp_path)
-    assert fast is not None
+    fast = quick_ledger(tmp_path)
     scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
     by_duckdb = tune(fast.query, fast.path, scope)
     rows = ledger.rows(spark)

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_flight_rows, in_order
 from rocket_sink.ledger.views import SPARK_VIEWS, VIEWS, views_of
+from tests.ledger.views import quick_ledger
 
 from .night import store
 from .values import accounts, confirmed, context, letter, sends
@@ -50,8 +50,7 @@ def drawn_epoch(random: Random, epoch: int) -> list[pa.RecordBatch]:
 
 def rows_of_views(path: str) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the views, without columns that other views need."""
-    quick = open_quick(path)
-    assert quick is not None, "the extra `fast` is part of the extra `test`"
+    quick = quick_ledger(path)
     rows = {}
     for name in READ:
         table = quick.query(f"SELECT * FROM {name}")
@@ -82,8 +81,7 @@ def test_an_epoch_has_the_partitions_of_its_current_attempts(tmp_path: Path) -> 
         for run, partition, is_complete in attempts
     ]
     rows.append(confirmed(context(run_id="run-1"), 2))
-    quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
-    assert quick is not None
+    quick = quick_ledger(store(tmp_path, in_order(rows, 1 << 32)))
     (epoch,) = quick.query("SELECT * FROM epochs").to_pylist()
     assert (epoch["partitions"], epoch["adds_up"]) == (2, False)
 

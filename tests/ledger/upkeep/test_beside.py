@@ -13,10 +13,10 @@ from deltalake import DeltaTable
 
 from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.query.backfill_marks import settled_since
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.upkeep.expire import Retention, expire
 from rocket_sink.ledger.upkeep.growth import merge
 from tests.growth import TASKS, Growth
+from tests.ledger.views import quick_ledger
 
 FOLDS = 40
 OLD = Retention({"send": 1})
@@ -25,9 +25,8 @@ OLD = Retention({"send": 1})
 
 def expire_now(growth: Growth) -> bool:
     """Expire and merge; return whether nobody else rewrote the table meanwhile."""
-    table, quick = open_table(growth.place), open_quick(growth.place.root)
+    table, quick = open_table(growth.place), quick_ledger(growth.place.root)
     assert table is not None
-    assert quick is not None
     done = expire(growth.place, table, quick.query, OLD)
     newest = open_table(growth.place)
     assert newest is not None
@@ -54,8 +53,7 @@ def test_folds_and_reports_lose_nothing(tmp_path: Path) -> None:
         """Each report adds up, and none sees fewer epochs than the one before."""
         seen = 0
         while not folds.done():
-            quick = open_quick(growth.place.root)
-            assert quick is not None
+            quick = quick_ledger(growth.place.root)
             [row] = quick.query(
                 "SELECT count(*) AS n, bool_and(adds_up AND confirmed) AS ok FROM epochs"
             ).to_pylist()

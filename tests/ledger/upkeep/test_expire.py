@@ -16,7 +16,6 @@ from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.backfill_marks import about_to_send
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import build_rows, in_flight_rows, in_order, resolution_rows
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_daily
@@ -24,6 +23,7 @@ from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.ledger.views import reader
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
 from tests.growth import SPARK
+from tests.ledger.views import quick_ledger
 from tests.run_command import Done, run_command
 
 from ..night import at, store
@@ -77,9 +77,8 @@ class Rows:
         self.place: LedgerPath = resolve_path(folder)
 
     def expire(self, retention: Retention, **more: Any) -> Expired:
-        table, quick = open_table(self.place), open_quick(self.place.root)
+        table, quick = open_table(self.place), quick_ledger(self.place.root)
         assert table is not None
-        assert quick is not None
         return expire(self.place, table, quick.query, retention, **more)
 
     def epochs(self, kind: str) -> list[int]:
@@ -88,8 +87,7 @@ class Rows:
         return sorted({row["epoch"] for row in rows if row["kind"] == kind})
 
     def query(self, select: str) -> list[dict[str, Any]]:
-        quick = open_quick(self.place.root)
-        assert quick is not None
+        quick = quick_ledger(self.place.root)
         return list(quick.query(select).to_pylist())
 
 

@@ -26,6 +26,7 @@ from rocket_sink.ledger.upkeep import growth as growth_module
 from rocket_sink.ledger.upkeep.growth import clean_up, merge
 from rocket_sink.ledger.upkeep.rewrite import rewrite
 from tests.growth import TASKS, Growth
+from tests.ledger.views import quick_ledger
 
 from ..values import context, letter, sends
 
@@ -60,8 +61,7 @@ def test_files_and_log_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(folder.glob("kind=*/*"))) < 120
     assert len(list((folder / "_delta_log").glob("*.json"))) < EPOCHS
     assert by_delta_rs(folder) == dict.fromkeys(range(2 * EPOCHS + 1), TASKS)
-    quick = open_quick(folder)
-    assert quick is not None
+    quick = quick_ledger(folder)
     assert quick.query("SELECT count(*) AS n, bool_and(adds_up) AS ok FROM epochs").to_pylist() == [
         {"n": 2 * EPOCHS + 1, "ok": True}
     ]
@@ -173,8 +173,7 @@ def test_times_that_spark_wrote_do_not_wrap(tmp_path: Path, name: str) -> None:
     assert table is not None
     commit(place, table, [dataclasses.replace(file, size=path.stat().st_size)], "", 0)
     for _ in range(2):
-        quick, table = open_quick(place.root), open_table(place)
-        assert quick is not None
+        quick, table = quick_ledger(place.root), open_table(place)
         assert table is not None
         by_duckdb = quick.query("SELECT event_time FROM letters ORDER BY event_time")
         assert [row["event_time"] for row in by_duckdb.to_pylist()] == moments
