@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from rocket_sink import cli
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.transport.files import sealed_files
@@ -20,6 +19,7 @@ from rocket_sink.producer.admin.dlq import RESENDS
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
+from tests.run_command import run_command
 
 
 @pytest.fixture
@@ -32,21 +32,19 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-class Cli:
-    def __init__(self, capsys: pytest.CaptureFixture[str], name_server: str) -> None:
-        self._capsys = capsys
-        self._name_server = name_server
-
-    def __call__(self, *arguments: str, code: int = 0) -> tuple[str, str]:
-        done = cli.main(["dlq", arguments[0], "-n", self._name_server, *arguments[1:]])
-        captured = self._capsys.readouterr()
-        assert done == code, captured.err
-        return captured.out, captured.err
+Cli = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], cluster: FakeCluster) -> Cli:
-    return Cli(capsys, cluster.name_server)
+def run(cluster: FakeCluster) -> Cli:
+    """Return a function that runs `rocket-sink dlq` and returns what it prints."""
+
+    def dlq(command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+        done = run_command("dlq", command, "-n", cluster.name_server, *arguments)
+        assert done.code == code, done.err
+        return done.out, done.err
+
+    return dlq
 
 
 def spooled(ledger: Path) -> list[dict[str, Any]]:
@@ -93,10 +91,8 @@ def test_export_to_files(run: Cli, tmp_path: Path) -> None:
     run("export", "-g", GROUP, "--out", str(tmp_path / "x.json"))
     lines = (tmp_path / "x.json").read_text().splitlines()
     assert [json.loads(line)["message_id"] for line in lines] == ["ID0", "ID1", "ID2"]
-    assert (
-        "is not known: name it"
-        in run("export", "-g", GROUP, "--out", str(tmp_path / "x.txt"), code=1)[1]
-    )
+    _, err = run("export", "-g", GROUP, "--out", str(tmp_path / "x.txt"), code=1)
+    assert "is not known: name it" in err
     run("export", "-g", GROUP, code=2)
 
 
@@ -144,10 +140,10 @@ def test_what_a_resend_advises_works(run: Cli, cluster: FakeCluster) -> None:
     ]
 
 
-def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None:
-    assert cli.main(["dlq", "list", "-n", cluster.name_server]) == 0
+def test_what_chooses_among_messages_wants_a_group(run: Cli) -> None:
+    run("list")
     for arguments in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
-        assert cli.main(["dlq", "list", "-n", cluster.name_server, *arguments]) == 2
+        run("list", *arguments, code=2)
 
 
 def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
@@ -202,12 +198,11 @@ def test_letters_that_may_not_be_read_are_not_none(
     assert "3" in out  # `list` counts messages even if they may not be read.
 
 
-def test_check_and_tail_of_a_topic_that_may_not_be_read(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_and_tail_of_a_topic_that_may_not_be_read(cluster: FakeCluster) -> None:
     cluster.create_topic("orders", 4, perm=PermName.WRITE)
-    assert cli.main(["check", "-n", cluster.name_server, "-t", "orders"]) == 0
-    assert "offset 0" in capsys.readouterr().out
-    for command in (["tail", "--last", "3"], ["tail", "--last", "3", "--json"]):
-        assert cli.main([*command, "-n", cluster.name_server, "-t", "orders"]) == 1
-        assert "rocket-sink topic create" in capsys.readouterr().err
+    names = ("-n", cluster.name_server, "-t", "orders")
+    checked = run_command("check", *names)
+    assert checked.code == 0 and "offset 0" in checked.out
+    for form in ([], ["--json"]):
+        done = run_command("tail", "--last", "3", *form, *names)
+        assert done.code == 1 and "rocket-sink topic create" in done.err

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rocket_sink import cli
 from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
@@ -17,6 +16,7 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
 from tests.ledger.night import store
 from tests.ledger.values import accounts, confirmed, context, letter, sends
+from tests.run_command import run_command
 
 
 class SparkWanted(Exception):
@@ -44,14 +44,14 @@ def path(tmp_path: Path) -> str:
     return store(tmp_path / "ledger", in_order(rows, 1))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    assert cli.main([*arguments]) == 0
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+def run(*arguments: str) -> tuple[str, str]:
+    done = run_command(*arguments)
+    assert done.code == 0, done.err
+    return done.out, done.err
 
 
-def test_the_report(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = run(capsys, "report", "--ledger", path, "--json")
+def test_the_report(path: str) -> None:
+    out, err = run("report", "--ledger", path, "--json")
     document = json.loads(out)
     assert (document["totals"]["rows_in"], document["totals"]["acked"]) == (23, 21)
     assert document["epochs"][0]["adds_up"] and document["epochs"][0]["confirmed"]
@@ -60,42 +60,42 @@ def test_the_report(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "" and document["unfolded_epochs"] == 0
 
 
-def test_unfolded_epochs_are_noted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfolded_epochs_are_noted(path: str) -> None:
     for epoch in (1, 2):
         spool = SpoolWriter(path, context(epoch=epoch))
         spool.append(accounts(context(epoch=epoch), acked=1))
         spool.seal()
-    out, err = run(capsys, "report", "--ledger", path)
+    out, err = run("report", "--ledger", path)
     assert "rows of 2 epochs are not folded yet and not shown; --fold" in err
     assert "rows of 2 epochs are not folded yet and in no table below;" in out
     spool = SpoolWriter(path, context(epoch=3))
     spool.append(letter(context(epoch=3)), letter(context(epoch=3)))
     spool.seal()
-    out, err = run(capsys, "report", "--ledger", path)
+    out, err = run("report", "--ledger", path)
     assert "rows of 3 epochs are not folded yet and not shown, 2 dead letters among them" in err
     assert "in no table below; 2 dead letters wait to be folded" in out
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 
-def test_quarantined_files_are_noted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quarantined_files_are_noted(path: str) -> None:
     aside = Path(path, "_spool", "_quarantine", "q-query", "0", "0-1-x~y.arrow")
     aside.parent.mkdir(parents=True)
     aside.touch()
-    out, err = run(capsys, "report", "--ledger", path)
+    out, err = run("report", "--ledger", path)
     assert "1 damaged spool file is put aside" in err
     assert "1 damaged spool file is put aside" in out
-    out, err = run(capsys, "report", "--ledger", path, "--json")
+    out, err = run("report", "--ledger", path, "--json")
     document = json.loads(out)
     assert (document["quarantined_files"], document["unfolded_epochs"]) == (1, 0)
-    _, err = run(capsys, "ledger", "show", "sends", "--ledger", path)
+    _, err = run("ledger", "show", "sends", "--ledger", path)
     assert "1 damaged spool file is put aside" in err
 
 
-def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_views(path: str) -> None:
     rows = {
         view: [json.loads(line) for line in out.splitlines()]
         for view in ("dead-letters", "epochs", "sends", "resolutions", "attempts", "isolations")
-        for out, _ in [run(capsys, "ledger", "show", view, "--ledger", path, "--json")]
+        for out, _ in [run("ledger", "show", view, "--ledger", path, "--json")]
     }
     assert {view: len(view_rows) for view, view_rows in rows.items()} == {
         "dead-letters": 1, "epochs": 1, "sends": 3, "resolutions": 1, "attempts": 1,
@@ -103,14 +103,14 @@ def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert rows["dead-letters"][0]["body"] == "body"
     assert rows["resolutions"][0]["at"] == "1970-01-01T00:00:01+00:00"
-    out, _ = run(capsys, "ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
+    out, _ = run("ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
     assert out.count("CONNECT") == 2
-    out, _ = run(capsys, "ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
+    out, _ = run("ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
     assert len(out.splitlines()) == 1
     conditions = {"outcome = 'acked' -- all": 3, "NOT (topic = 't') and epoch > 0": 0}
     for condition, count in conditions.items():
         where = ("--where", condition, "--json", "--ledger", path)
-        out, _ = run(capsys, "ledger", "show", "sends", *where)
+        out, _ = run("ledger", "show", "sends", *where)
         assert len(out.splitlines()) == count
 
 
@@ -133,30 +133,24 @@ def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatc
         report_command.report.main(["--ledger", path], standalone_mode=False)
 
 
-def test_a_path_without_a_ledger_is_an_early_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_without_a_ledger_is_an_early_error(tmp_path: Path) -> None:
     for command in (["report"], ["ledger", "show", "epochs"]):
-        assert cli.main([*command, "--ledger", str(tmp_path)]) == 1
-        assert "there is no ledger" in capsys.readouterr().err
+        done = run_command(*command, "--ledger", str(tmp_path))
+        assert done.code == 1 and "there is no ledger" in done.err
 
 
-def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_writes_nothing(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t")
-        command = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", str(ledger)]
-        assert cli.main([*command, "--json"]) == 0
-    texts = {
-        finding["what"]: finding["text"]
-        for finding in json.loads(capsys.readouterr().out)["findings"]
-    }
+        names = ("-n", cluster.name_server, "-t", "t", "--ledger", str(ledger))
+        out, _ = run("check", *names, "--json")
+    texts = {finding["what"]: finding["text"] for finding in json.loads(out)["findings"]}
     assert "none yet" in texts["ledger"] and list(tmp_path.iterdir()) == []
 
 
-def test_a_view_without_rows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_view_without_rows_says_so(tmp_path: Path) -> None:
     ledger = store(tmp_path / "ledger", in_order([sends(context())], 1))
-    assert run(capsys, "ledger", "show", "dead-letters", "--ledger", ledger)[0] == (
-        "dead-letters: none\n"
-    )
-    assert run(capsys, "ledger", "show", "dead-letters", "--ledger", ledger, "--json")[0] == ""
+    show = ("ledger", "show", "dead-letters", "--ledger", ledger)
+    assert run(*show)[0] == "dead-letters: none\n"
+    assert run(*show, "--json")[0] == ""
