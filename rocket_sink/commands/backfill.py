@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Command, count_option, json_option, time_value
+from rocket_sink.commands.common.base import (
+    Command,
+    count_option,
+    json_option,
+    pairs_option,
+    time_value,
+)
 from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import (
     Bar,
@@ -27,7 +33,7 @@ from rocket_sink.commands.common.sink_input import (
     given_options,
     sink_options,
 )
-from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.commands.common.stream_run import Source
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.schema import REASONS
@@ -60,10 +66,7 @@ _SAMPLE: Final = 5
     help="What --path is: delta, parquet, json, csv or another source of Spark.",
 )  # fmt: skip
 @click.option("--schema", metavar="DDL", help="The files' schema, where they have none.")
-@click.option(
-    "--source-option", multiple=True, metavar="NAME=VALUE", callback=name_values,
-    help="For --path; repeatable.",
-)  # fmt: skip
+@pairs_option("--source-option", help="For --path; repeatable.")
 @click.option(
     "--reason",
     "reasons",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, json_lines_option
+from rocket_sink.commands.common.base import Command, json_lines_option, pairs_option
 from rocket_sink.commands.common.output import json_printer, line, note, print_if_json
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import (
@@ -52,7 +52,7 @@ _FIELDS = {item.name for item in dataclasses.fields(Message) if item.init} - {"b
     help="Messages with one sharding key go to one queue, in order; "
     "-O ordering=strict: also while its broker is isolated.",
 )
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@pairs_option("--property", "properties", help="Repeatable.")
 @click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver later: level 1 to 18.")
 @click.option("--delay-ms", type=click.IntRange(0), help="Deliver so much later (5.x brokers).")
 @json_lines_option("One JSON object per message.")
@@ -60,7 +60,6 @@ def send(
     bodies: tuple[str, ...],
     path: Any,
     json_lines: bool,
-    properties: tuple[str, ...],
     **fields: Any,
 ) -> int:
     """Send messages from the command line or from standard input.
@@ -72,7 +71,7 @@ def send(
     options = resolved_options()
     if not options.topic and not json_lines:
         raise click.UsageError("name a topic: -t TOPIC (--json-lines takes one from each line)")
-    common = _common_fields(properties, fields)
+    common = _common_fields(fields)
     texts = _texts(bodies, path)
     messages = _from_json(texts, common) if json_lines else ({**common, "body": t} for t in texts)
     sent, failed = _send_all(options, messages)
@@ -90,15 +89,10 @@ def _texts(bodies: tuple[str, ...], path: Any) -> Iterable[bytes]:
     return (line.rstrip(b"\r\n") for line in source)
 
 
-def _common_fields(properties: tuple[str, ...], fields: Mapping[str, Any]) -> dict[str, Any]:
-    common = {name: value for name, value in fields.items() if value is not None}
+def _common_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    common = {name: value for name, value in fields.items() if value not in (None, {})}
     if "keys" in common:
         common["keys"] = tuple(common["keys"].split())
-    pairs = [text.partition("=") for text in properties]
-    if any(not equals for _, equals, _ in pairs):
-        raise click.UsageError("--property wants NAME=VALUE")
-    if pairs:
-        common["properties"] = {name: value for name, _, value in pairs}
     return common
 
 

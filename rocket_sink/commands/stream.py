@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Command, json_option
+from rocket_sink.commands.common.base import Command, json_option, pairs_option
 from rocket_sink.commands.common.output import note, print_if_json, show
 from rocket_sink.commands.common.sink_input import (
     absolute,
@@ -15,7 +15,7 @@ from rocket_sink.commands.common.sink_input import (
     given_options,
     sink_options,
 )
-from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
 LANES: Final = ("foreach", "datasource", "foreachBatch")
@@ -40,13 +40,7 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     metavar="DDL",
     help="The source's schema; files without one: that of the files there now.",
 )
-@click.option(
-    "--source-option",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=name_values,
-    help="Repeatable.",
-)
+@pairs_option("--source-option", help="Repeatable.")
 @click.option("--where", metavar="SQL", help="Keep rows for which this is true.")
 @click.option(
     "--select",

@@ -28,6 +28,23 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
     )
 
 
+def _pairs(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """Return {name: value} of texts of the form `NAME=VALUE`."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+        values[name.strip()] = value
+    return values
+
+
+pairs_option: Final = functools.partial(
+    click.option, multiple=True, metavar="NAME=VALUE", callback=_pairs
+)
+"""`click.option` for repeatable texts `NAME=VALUE`; the command gets them as a dict."""
 count_option: Final = functools.partial(click.option, type=click.IntRange(1))
 """`click.option` for a whole number from 1 on."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import psutil
 
-from rocket_sink.commands.common.base import debug_wanted, together
+from rocket_sink.commands.common.base import debug_wanted, pairs_option, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import RocketSinkError
 
@@ -36,24 +36,10 @@ _SMALL_PLANS: Final = {
 }
 
 
-def name_values(
-    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, str]:
-    """Return {name: value} of texts of the form `NAME=VALUE` (a click callback)."""
-    values = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        values[name.strip()] = value
-    return values
-
-
 spark_options: Final = together(
     click.option("--master", metavar="URL",
                  help="Spark master. Default: spark-submit's, else local[*]."),
-    click.option("--spark-conf", multiple=True, metavar="NAME=VALUE", callback=name_values,
-                 help="Spark setting; repeatable."),
+    pairs_option("--spark-conf", help="Spark setting; repeatable."),
     click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
                  help="Maven package for Spark to load; repeatable."),
 )  # fmt: skip
