@@ -74,12 +74,6 @@ def test_plain_remarks_are_kept_word_for_word():
     assert storable("") == ""
 
 
-def test_lines_become_one_and_escapes_cannot_reach_a_terminal():
-    assert storable("a\r\n\tb") == "a   b"
-    assert "\x1b" not in storable("\x1b[2J gone")
-    assert "\u202e" not in storable("abc\u202edcba")
-
-
 def test_a_truncated_text_is_marked_and_keeps_whole_characters():
     text = "é" * TEXT_MAX_BYTES
     clean = storable(text)

@@ -95,9 +95,6 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nosuch"], "no such command"),
-        (["strem"], "did you mean 'stream'"),
-        (["check", "--nosuch"], "--nosuch"),
         (["send", "-O", "nonsense", "x"], "NAME=VALUE"),
         (["send", "-t", "t", "-O", "nameServr=x", "x"], "did you mean 'nameServer'"),
         (["send", "-n", "a:1", "-t", "t", "-O", "ordering=strct", "x"], "strict"),

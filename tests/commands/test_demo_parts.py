@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pyarrow.parquet
 import pytest
 
+from rocket_sink.cluster import Broker
 from rocket_sink.commands.demo import _empty_folder
 from rocket_sink.commands.demo.flights import BODY, verdict, write_flights
 from rocket_sink.commands.demo.run import FaultInjector
@@ -135,44 +136,27 @@ class TestFlights:
         assert times == sorted(set(times))
 
 
-@dataclass
-class StubBroker:
-    name: str
-    alive: bool = True
-    frozen: bool = False
-
-    def freeze(self) -> None:
-        self.frozen = True
-
-    def thaw(self) -> None:
-        self.frozen = False
-
-    def kill(self) -> None:
-        self.alive = False
-
-    def restart(self, timeout_s: float = 60) -> None:
-        self.alive = True
-
-
-class TestFaultInjector:
-    @pytest.mark.parametrize("fault", ["freeze", "kill"])
-    def test_breaks_once_and_repairs_after_its_time(self, fault: str) -> None:
-        broker, now, lines = StubBroker("broker-b"), [0.0], []  # type: ignore[var-annotated]
-        injector = FaultInjector(broker, fault, lines.append, clock=lambda: now[0])  # type: ignore[arg-type]
-        injector.step(due=False)
-        assert not broker.frozen and broker.alive
-        for moment_s, is_broken in ((0.0, True), (5.9, True), (6.0, False), (20.0, False)):
-            now[0] = moment_s
-            injector.step(due=True)
-            assert (broker.frozen or not broker.alive) == is_broken
-        assert len(lines) == 2
-
-    def test_a_stream_that_ends_early_ends_the_fault(self) -> None:
-        broker = StubBroker("broker-b")
-        injector = FaultInjector(broker, "freeze", lambda text: None)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("fault", "repair"), [("freeze", "thaw"), ("kill", "restart")])
+def test_a_broker_is_broken_once_and_repaired_after_its_time(fault: str, repair: str) -> None:
+    broker, now_s, lines = Mock(spec=Broker), [0.0], list[str]()
+    injector = FaultInjector(broker, fault, lines.append, clock=lambda: now_s[0])
+    injector.step(due=False)
+    assert not broker.method_calls
+    for moment_s, calls in ((0.0, [fault]), (5.9, [fault]), (6.0, [fault, repair])):
+        now_s[0] = moment_s
         injector.step(due=True)
-        injector.repair()
-        assert not broker.frozen
+        assert [name for name, *_ in broker.method_calls] == calls
+    now_s[0] = 20.0
+    injector.step(due=True)
+    assert len(broker.method_calls) == len(lines) == 2
+
+
+def test_a_stream_that_ends_early_ends_the_fault() -> None:
+    broker = Mock(spec=Broker)
+    injector = FaultInjector(broker, "freeze", lambda text: None)
+    injector.step(due=True)
+    injector.repair()
+    broker.thaw.assert_called_once()
 
 
 @pytest.mark.parametrize(

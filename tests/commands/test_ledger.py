@@ -133,12 +133,6 @@ def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatc
         report_command.report.main(["--ledger", path], standalone_mode=False)
 
 
-def test_a_path_without_a_ledger_is_an_early_error(tmp_path: Path) -> None:
-    for command in (["report"], ["ledger", "show", "epochs"]):
-        done = run_command(*command, "--ledger", str(tmp_path))
-        assert done.code == 1 and "there is no ledger" in done.err
-
-
 def test_check_writes_nothing(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     with FakeCluster(brokers=1) as cluster:

@@ -98,11 +98,6 @@ def test_cells(value: object, shown: str) -> None:
     assert cell(value) == shown
 
 
-def test_markup_in_data_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    show_tables(table("t", ("a",), [["[bold]x[/bold]"]]))
-    assert "[bold]x[/bold]" in capsys.readouterr().out
-
-
 def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(
         {

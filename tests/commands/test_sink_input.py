@@ -10,7 +10,7 @@ import pytest
 
 from rocket_sink.commands.common import sink_input
 from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.sink_input import given_options, resolved_options, sink_options
+from rocket_sink.commands.common.sink_input import given_options, sink_options
 from tests.run_command import run_command
 
 
@@ -68,27 +68,14 @@ def test_a_secret_that_everybody_sees_in_ps_is_warned_of(
     assert "accessKey" not in note and "hunter2" not in note
 
 
-def test_the_environment_stands_in_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAMESRV_ADDR", "env:1")
-    assert given() == {"nameServer": "env:1"}
-    assert given("-n", "mine:1") == {"nameServer": "mine:1"}
-
-
-def test_the_local_cluster_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_is_given_or_of_the_environment_or_of_the_local_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: "local:1")
     assert given() == {"nameServer": "local:1"}
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
     assert given() == {"nameServer": "env:1"}
-
-
-def test_a_missing_name_server_is_explained() -> None:
-    @click.command(cls=Command)
-    @sink_options("nameServer")
-    def command() -> None:
-        resolved_options()
-
-    with pytest.raises(Exception, match="nameServer is missing"):
-        command.main([], standalone_mode=False)
+    assert given("-n", "mine:1") == {"nameServer": "mine:1"}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +94,7 @@ def test_a_stream_is_refused_before_spark_starts(
     assert words in done.err
 
 
-@pytest.mark.parametrize("path", ["s3a://bucket/ledger", "hdfs://n/ledger"])
-def test_uris_stay_as_they_are(path: str) -> None:
-    assert sink_input.absolute(path) == path
-
-
-def test_paths_become_absolute() -> None:
+def test_paths_become_absolute_and_uris_stay() -> None:
     assert sink_input.absolute("ledger") == str(Path("ledger").absolute())
+    for uri in ("s3a://bucket/ledger", "hdfs://n/ledger"):
+        assert sink_input.absolute(uri) == uri
