@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rocket_sink import cli
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.check import _type
 from rocket_sink.errors import BrokerError, PermissionDeniedError
@@ -25,6 +23,7 @@ from rocket_sink.testing import FakeCluster
 from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, context
 from tests.producer.waiting import until
+from tests.run_command import run_command
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
 FITS: list[tuple[str, dict[str, str], bool]] = [
@@ -62,9 +61,7 @@ def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], f
     assert fits or f"message.type is {kind}" in notes[0]
 
 
-def test_a_broker_that_left_the_route_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broker_that_left_the_route_is_named(tmp_path: Path) -> None:
     """Warn of a query that sends now: its sends are in the file of a task that still runs.
 
     A query of last week is no reason for a warning.
@@ -84,39 +81,30 @@ def test_a_broker_that_left_the_route_is_named(
         cluster.broker("broker-b").kill()
         cluster.forget_brokers()
         cluster.register("broker-a")
-        arguments = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", ledger]
-        assert cli.main(arguments) == 1
-    out = capsys.readouterr().out
-    lines = [line.split(maxsplit=1) for line in out.splitlines()]
-    assert [line[1].partition("  ")[0] for line in lines if line[:1] == ["fail"]] == [
-        "broker broker-b"
-    ]
-    assert "2 writable queues on 1 of 1 registered broker" in out and "1 of 7 failed" in out
+        done = run_command("check", "-n", cluster.name_server, "-t", "t", "--ledger", ledger)
+    lines = [line.split(maxsplit=1) for line in done.out.splitlines()]
+    failed = [line[1].partition("  ")[0] for line in lines if line[:1] == ["fail"]]
+    assert done.code == 1 and failed == ["broker broker-b"]
+    assert "2 writable queues on 1 of 1 registered broker" in done.out
+    assert "1 of 7 failed" in done.out
     writer.abort()
 
 
 def test_a_topic_that_wants_keys_is_noted() -> None:
     [found] = findings({"message.type": "NORMAL", "cleanup.policy": "COMPACTION"})
     assert "wants keys in each row" in found
-    assert findings({"cleanup.policy": "DELETE"}) == []
+    assert findings({"cleanup.policy": "DELETE"}) == findings({}, ordering="strict") == []
 
 
 @pytest.mark.parametrize("below", ["", "deeper/ledger"])
-def test_a_ledger_that_cannot_be_made_is_told(
-    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ledger_that_cannot_be_made_is_told(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with FakeCluster(brokers=1) as cluster:
-        command = ["check", "-n", cluster.name_server, "--json", "--ledger"]
-        assert cli.main([*command, str(tmp_path / "file" / below)]) == 1
-        finding = json.loads(capsys.readouterr().out)["findings"][-1]
+        names = ("check", "-n", cluster.name_server, "--json", "--ledger")
+        finding = run_command(*names, str(tmp_path / "file" / below)).json()["findings"][-1]
         assert finding["state"] == "fail" and "file is no folder that may be" in finding["text"]
-        assert cli.main([*command, str(tmp_path / "new" / "deeper")]) == 0
-        assert "none yet, it will be made" in capsys.readouterr().out
-
-
-def test_a_topic_without_a_type_fits_all() -> None:
-    assert findings({}, ordering="strict") == []
+        done = run_command(*names, str(tmp_path / "new" / "deeper"))
+        assert done.code == 0 and "none yet, it will be made" in done.out
 
 
 def test_a_broker_without_topic_types_is_noted() -> None:
@@ -141,20 +129,18 @@ def _make(cluster: LocalCluster, *topics: tuple[str, str]) -> None:
             admin.create_topic(topic, queues=2, attributes={"message.type": kind})
 
 
-def _check(
-    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], topic: str, *more: str
-) -> list[str]:
-    assert cli.main(["check", "-n", cluster.name_server, "-t", topic, "--json", *more]) == 0
-    all_findings = json.loads(capsys.readouterr().out)["findings"]
+def _check(cluster: LocalCluster, topic: str, *more: str) -> list[str]:
+    done = run_command("check", "-n", cluster.name_server, "-t", topic, "--json", *more)
+    assert done.code == 0, done.err
     return [
         finding["text"]
-        for finding in all_findings
+        for finding in done.json()["findings"]
         if "message.type" in finding["text"] and finding["state"] == "note"
     ]
 
 
 @pytest.mark.cluster
-def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_real_broker(cluster: LocalCluster) -> None:
     kinds = ("FIFO", "DELAY", "TRANSACTION", "NORMAL")
     _make(cluster, *((f"of-{kind}", kind) for kind in kinds))
     with Producer(nameServer=cluster.name_server) as producer:
@@ -162,19 +148,18 @@ def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[s
             topic = f"of-{kind}"
 
             def there(topic: str = topic) -> bool:
-                arguments = ["check", "-n", cluster.name_server, "-t", topic]
-                capsys.readouterr()
-                return cli.main(arguments) == 0 and "does not exist" not in capsys.readouterr().out
+                done = run_command("check", "-n", cluster.name_server, "-t", topic)
+                return done.code == 0 and "does not exist" not in done.out
 
             until(there, 60.0)
-            notes = _check(cluster, capsys, topic)
+            notes = _check(cluster, topic)
             assert [kind in text for text in notes] == ([] if kind == "NORMAL" else [True])
             # Brokers do not enforce the type. If they begin to, the text of the finding is wrong.
             producer.send(Message(topic, b"plain"))
             producer.send(Message(topic, b"ordered", sharding_key="k"))
             producer.send(Message(topic, b"later", delay_ms=600_000))
-    assert _check(cluster, capsys, "of-FIFO", "-O", "ordering=strict") == []
-    assert len(_check(cluster, capsys, "of-NORMAL", "-O", "ordering=strict")) == 1
+    assert _check(cluster, "of-FIFO", "-O", "ordering=strict") == []
+    assert len(_check(cluster, "of-NORMAL", "-O", "ordering=strict")) == 1
 
 
 @pytest.mark.cluster
