@@ -273,12 +273,3 @@ def _lock_home(home: Path | None, progress: Progress | None) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()
-
-
-def running_name_server() -> str | None:
-    """Return host:port of the name server of the cluster in the default folder, if it runs."""
-    try:
-        state = status()
-    except ClusterError:
-        return None
-    return state.name_server if state and state.running else None

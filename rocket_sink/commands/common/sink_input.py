@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from rocket_sink.cluster.detached import running_name_server
+from rocket_sink.cluster.detached import status
 from rocket_sink.commands.common.base import Decorated, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
@@ -197,13 +197,15 @@ def check_name_server(options: SinkOptions) -> None:
 
 
 def _local_name_server() -> str | None:
+    """Return host:port of the name server of the cluster in the default folder, if it runs."""
     try:
-        address = running_name_server()
+        state = status()
     except (RocketSinkError, OSError):
         return None
-    if address:
-        note(f"name server: {address} (the local cluster)")
-    return address
+    if not (state and state.running):
+        return None
+    note(f"name server: {state.name_server} (the local cluster)")
+    return state.name_server
 
 
 def absolute(path: str) -> str:
