@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rocket_sink.message import SendResult as SendResult
     from rocket_sink.net.hooks import RpcHook as RpcHook
     from rocket_sink.options import SinkOptions as SinkOptions
+    from rocket_sink.producer.admin.admin import Admin as Admin
     from rocket_sink.producer.hooks import SendHook as SendHook
     from rocket_sink.producer.producer import Producer as Producer
     from rocket_sink.producer.transactions import TransactionResult as TransactionResult
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rocket_sink.wire.acl import Credentials as Credentials
 
 _MODULES: Final = {
+    "Admin": "rocket_sink.producer.admin.admin",
     "Credentials": "rocket_sink.wire.acl",
     "Ledger": "rocket_sink.ledger.driver.ledger",
     "Message": "rocket_sink.message",

@@ -115,6 +115,13 @@ def decode_offset_message_id(text: str) -> int:
     return int.from_bytes(bytes.fromhex(text[-16:]), "big", signed=True)
 
 
+def address_in_id(text: str) -> str:
+    """Return the address `host:port` of the broker that made an id (`decode_offset_message_id`)."""
+    packed = bytes.fromhex(text)
+    host, port = ip_address(packed[:-12]), int.from_bytes(packed[-12:-8], "big")
+    return f"[{host}]:{port}" if host.version == 6 else f"{host}:{port}"
+
+
 def check_offset_message_ids(ids: Iterable[bytes]) -> None:
     """Raise RemoteProtocolError if one of `ids` is not a broker's message id."""
     joined = b",".join(ids)

@@ -238,6 +238,11 @@ def _of(queue: MessageQueue) -> dict[str, Value]:
     return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
 
 
+def view_message(offset: int) -> Frame:
+    """Ask for the message at an offset of the commit log (ViewMessageRequestHeader)."""
+    return request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})
+
+
 def query_message(
     *, topic: str, key: str, max_num: int, begin_ms: int = 0, unique_key: bool = False
 ) -> Frame:

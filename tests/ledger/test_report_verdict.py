@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rocket_sink.commands.ledger import park
+from rocket_sink.ledger.query.consumption import Consumption, QueryConsumption
 from rocket_sink.ledger.report import verdict as module
 from rocket_sink.ledger.report.values import (
     Absence,
@@ -59,6 +60,14 @@ def totals(**changes: int) -> dict[str, Any]:
 
 def isolated(end: dt.datetime) -> dict[str, Any]:
     return {"isolated": [IsolationSums("broker-b", 12, 192_000.0, AT, AT, end, "LATENCY")]}
+
+
+def consumed(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "topic": "flights", "messages": 100, "waiting": 0, "deleted": 0, "oldest": None,
+        "query_id": "5b2f", "last_epoch": 42, "first_waiting": None, "epochs_waiting": 0,
+    }  # fmt: skip
+    return {"consumption": Consumption("boarding", [], [QueryConsumption(**values | changes)])}
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
@@ -157,6 +166,15 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "(LATENCY)")),
     ("epochs_unconfirmed", totals(unconfirmed=1),
      "1 epoch is not confirmed by Spark (yet): still running, or the driver ended first"),
+    ("deleted_unread", consumed(deleted=3),
+     ("3 messages were deleted by the retention of flights before the group boarding came to them; "
+     "next: start the group's consumers, and keep messages longer (fileReservedTime of the "
+     "brokers)")),
+    ("not_consumed", consumed(waiting=60, oldest=AT, first_waiting=41, epochs_waiting=2),
+     ("60 messages of flights by the query 5b2f wait for the group boarding, in 2 epochs from "
+     "epoch 41 on; the oldest was sent at 2024-05-06 14:15:03 UTC")),
+    ("consumed", consumed(),
+     "The group boarding is past all 100 messages of flights by the query 5b2f, up to epoch 42"),
 ]  # fmt: skip
 
 

@@ -59,6 +59,12 @@ QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
         ),
         (requests.query_min_offset(QUEUE), RequestCode.GET_MIN_OFFSET, QUEUE_EXT),
         (
+            requests.query_consumer_offset(QUEUE, "g"),
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {**QUEUE_EXT, "consumerGroup": "g", "setZeroIfNotFound": "false"},
+        ),
+        (requests.view_message(5), RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "5"}),
+        (
             requests.query_offset_by_timestamp(QUEUE, 5),
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
             {**QUEUE_EXT, "timestamp": "5", "boundaryType": "LOWER"},

@@ -289,7 +289,7 @@ def _successors(facts: Figures) -> Iterator[Case]:
 def _consumed(facts: Figures, *, waiting: bool) -> Iterator[Case]:
     if facts.consumption is not None:
         for query in facts.consumption.queries:
-            if bool(query.waiting) is waiting:
+            if query.waiting if waiting else not (query.waiting or query.deleted):
                 yield {"text": query.says(facts.consumption.group)}
 
 

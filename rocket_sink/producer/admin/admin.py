@@ -40,7 +40,8 @@ from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.properties import UNIQ_KEY
+from rocket_sink.wire.ids import address_in_id, decode_offset_message_id
+from rocket_sink.wire.properties import KEYS, UNIQ_KEY
 from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses
 from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
@@ -350,10 +351,31 @@ class Admin:
         frame = requests.query_message(
             topic=topic, key=message_id, max_num=max_messages, unique_key=True
         )
+        return self._query(topic, frame, lambda own: own.get(UNIQ_KEY) == message_id, bodies)
 
-        def wanted(properties: Mapping[str, str]) -> bool:
-            return properties.get(UNIQ_KEY) == message_id
+    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
+        """Return stored messages with this index key from all brokers of the topic, at most
+        `max_messages` of each. Raise RemoteProtocolError if they exceed 64 MiB of memory."""
+        topic = with_namespace(self.options.namespace, topic)
+        frame = requests.query_message(topic=topic, key=key, max_num=max_messages)
+        return self._query(topic, frame, lambda own: key in own.get(KEYS, "").split(" "), True)
 
+    def view(self, topic: str, offset_message_id: str) -> StoredMessage:
+        """Return the message with a broker's id (`SendResult.offset_message_id`), from the broker
+        that the id names. Raise RemoteProtocolError if the text is no such id, and BrokerError if
+        there is no message, for example after retention."""
+        offset = decode_offset_message_id(offset_message_id)
+        address = address_in_id(offset_message_id)
+        brokers = self.topic_route(topic).brokers
+        name = next((b.name for b in brokers if address in b.registered.values()), "")
+        mapped = mapped_addresses(self.options.address_map, name, {_MASTER: address})
+        answer = self._call(name, mapped[_MASTER], requests.view_message(offset))
+        (message,) = decode_stored(answer.body)
+        return message
+
+    def _query(
+        self, topic: str, frame: Frame, wanted: Callable[[Mapping[str, str]], bool], bodies: bool
+    ) -> list[StoredMessage]:
         allowance = Allowance()
         messages: list[StoredMessage] = []
         # Fetch a fresh route, because a broker may be new, or at another address.
