@@ -115,10 +115,16 @@ def decode_offset_message_id(text: str) -> int:
     return int.from_bytes(bytes.fromhex(text[-16:]), "big", signed=True)
 
 
+_LAST_PORT: Final = 65_535
+
+
 def address_in_id(text: str) -> str:
-    """Return the address `host:port` of the broker that made an id (`decode_offset_message_id`)."""
+    """Return the address `host:port` of the broker that made an id (`decode_offset_message_id`).
+    Raise RemoteProtocolError for a client's id, which has no port at that place."""
     packed = bytes.fromhex(text)
     host, port = ip_address(packed[:-12]), int.from_bytes(packed[-12:-8], "big")
+    if port > _LAST_PORT:
+        raise RemoteProtocolError(f"{text} is a client's id (UNIQ_KEY), not the id of a broker")
     return f"[{host}]:{port}" if host.version == 6 else f"{host}:{port}"
 
 

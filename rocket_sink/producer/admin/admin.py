@@ -41,7 +41,7 @@ from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import address_in_id, decode_offset_message_id
-from rocket_sink.wire.properties import KEYS, UNIQ_KEY
+from rocket_sink.wire.properties import UNIQ_KEY, split_keys
 from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses
 from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
@@ -358,7 +358,7 @@ class Admin:
         `max_messages` of each. Raise RemoteProtocolError if they exceed 64 MiB of memory."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(topic=topic, key=key, max_num=max_messages)
-        return self._query(topic, frame, lambda own: key in own.get(KEYS, "").split(" "), True)
+        return self._query(topic, frame, lambda own: key in split_keys(own), True)
 
     def view(self, topic: str, offset_message_id: str) -> StoredMessage:
         """Return the message with a broker's id (`SendResult.offset_message_id`), from the broker
@@ -368,8 +368,8 @@ class Admin:
         address = address_in_id(offset_message_id)
         brokers = self.topic_route(topic).brokers
         name = next((b.name for b in brokers if address in b.registered.values()), "")
-        mapped = mapped_addresses(self.options.address_map, name, {_MASTER: address})
-        answer = self._call(name, mapped[_MASTER], requests.view_message(offset))
+        reached = self._name_servers.reached({name: {_MASTER: address}})
+        answer = self._call(name, reached[name][_MASTER], requests.view_message(offset))
         (message,) = decode_stored(answer.body)
         return message
 

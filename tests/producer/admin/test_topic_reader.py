@@ -10,14 +10,39 @@ from rocket_sink.errors import (
     PermissionDeniedError,
     RemoteProtocolError,
 )
-from rocket_sink.message import MessageQueue
+from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import read_topic
+
+
+def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster: FakeCluster) -> None:
+    cluster.create_topic("t", 1, brokers=["broker-b"])
+    with Producer(nameServer=cluster.name_server) as producer:
+        sent = [producer.send(Message("t", b"%d" % n, keys=["k", f"k{n}"])) for n in range(2)]
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert admin.view("t", sent[1].offset_message_id).body == b"1"
+        assert [message.body for message in admin.query_by_key("t", "k")] == [b"0", b"1"]
+        assert [message.body for message in admin.query_by_key("t", "k0")] == [b"0"]
+        assert admin.query_by_key("t", "k1", max_messages=1)[0].queue_offset == 1
+        assert admin.query_by_key("t", "none") == []
+        with pytest.raises(BrokerError, match="can not find message"):
+            admin.view("t", sent[1].offset_message_id[:-16] + f"{1 << 40:016X}")
+        with pytest.raises(RemoteProtocolError, match="is a client's id"):
+            admin.view("t", sent[1].message_id)
+    # The id names the address that the broker knows of itself.
+    address = cluster.brokers[1].address
+    elsewhere = cluster.brokers[0].address
+    mapped = Admin(nameServer=cluster.name_server, addressMap=f"{address}={elsewhere}")
+    with mapped as admin, pytest.raises(BrokerError):
+        admin.view("t", sent[1].offset_message_id)
+    assert cluster.brokers[0].requests[-1].code == RequestCode.VIEW_MESSAGE_BY_ID
 
 
 @pytest.fixture
