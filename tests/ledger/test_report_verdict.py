@@ -167,7 +167,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("epochs_unconfirmed", totals(unconfirmed=1),
      "1 epoch is not confirmed by Spark (yet): still running, or the driver ended first"),
     ("deleted_unread", consumed(deleted=3),
-     ("3 messages were deleted by the retention of flights before the group boarding came to them; "
+     ("3 messages of flights were deleted before the group boarding came to them; "
      "next: start the group's consumers, and keep messages longer (fileReservedTime of the "
      "brokers)")),
     ("not_consumed", consumed(waiting=60, oldest=AT, first_waiting=41, epochs_waiting=2),

@@ -4,13 +4,12 @@ messages, and brokers have the group's positions."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rocket_sink.errors import NoRouteError, RocketSinkError
+from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.sql import STORED, Scoped
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
@@ -25,7 +24,7 @@ _SUMS: Final = """CAST(sum(n) AS BIGINT) AS messages, CAST(sum(waiting) AS BIGIN
 class ConsumptionSums:
     """Messages that the ledger has stored. `waiting` ones are at or behind the group's position;
     the `oldest` of them was sent at that time. `deleted` ones were at or behind the position when
-    retention removed them, so the group can never read them."""
+    they were removed, by retention or with the whole topic, so the group can never read them."""
 
     topic: str
     messages: int
@@ -100,25 +99,28 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
     positions = _positions(queues, group, options)
     values = ", ".join(
         f"('{topic.encode().hex().upper()}', '{broker.encode().hex().upper()}', {queue_id}, "
-        f"{begin if position is None else position}, {begin})"
-        for (topic, broker, queue_id), (position, begin) in positions.items()
+        f"{begin if position is None else position}, {begin}, {end})"
+        for (topic, broker, queue_id), (position, begin, end) in positions.items()
     )
     messages = f"""(
-        SELECT s.*, greatest(least(ends - greatest(next_read, begins), n), 0) AS waiting,
-            greatest(least(ends, begins) - greatest(first, next_read), 0) AS deleted
+        SELECT w.*, greatest(ends - greatest(first, next_read), 0) - waiting AS deleted
         FROM (
-            SELECT {columns}, query_id, epoch, at, queue_offset AS first,
-                CAST(message_count AS BIGINT) AS n, queue_offset + message_count AS ends
-            {stored} AND {has_offset}
-        ) s
-        JOIN (VALUES {values}) AS p(of_topic, of_broker, of_queue, next_read, begins)
-            ON hex(topic) = of_topic AND hex(broker) = of_broker AND queue_id = of_queue
+            SELECT *, greatest(least(ends, stops) - greatest(first, next_read, begins), 0)
+                AS waiting
+            FROM (
+                SELECT {columns}, query_id, epoch, at, queue_offset AS first,
+                    CAST(message_count AS BIGINT) AS n, queue_offset + message_count AS ends
+                {stored} AND {has_offset}
+            ) s
+            JOIN (VALUES {values}) AS p(of_topic, of_broker, of_queue, next_read, begins, stops)
+                ON hex(topic) = of_topic AND hex(broker) = of_broker AND queue_id = of_queue
+        ) w
     ) m"""
     for row in read(
         f"SELECT topic, broker, queue_id, max(ends) AS end_offset, {_SUMS} FROM {messages} "
         "GROUP BY topic, broker, queue_id ORDER BY topic, broker, queue_id"
     ):
-        position, _ = positions[row["topic"], row["broker"], row["queue_id"]]
+        position, *_ = positions[row["topic"], row["broker"], row["queue_id"]]
         result.queues.append(QueueConsumption(**row, position=position))
     for row in read(
         f"""SELECT query_id, topic, max(epoch) AS last_epoch, {_SUMS},
@@ -132,17 +134,19 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
 
 def _positions(
     queues: Sequence[Mapping[str, Any]], group: str, options: SinkOptions | None
-) -> dict[tuple[str, str, int], tuple[int | None, int]]:
-    """Return {(topic, broker, queue): (the group's position, offset of the oldest message)} for
-    the queues of topics in which the group has any position."""
+) -> dict[tuple[str, str, int], tuple[int | None, int, int]]:
+    """Return {(topic, broker, queue): (the group's position, offsets of the oldest message and of
+    the next one)} for the queues of topics in which the group has any position."""
     positions = {}
     with Admin(options) as admin:
+        known = set(admin.topics())  # A topic of an old query may be gone.
         for queue in queues:
             place = MessageQueue(*queue.values())
-            with contextlib.suppress(NoRouteError):  # The topic, or the broker, may be gone.
+            if place.topic in known:
                 offset = admin.consumer_offset(place, group)
-                positions[tuple(queue.values())] = offset, admin.min_offset(place)
-    topics = {topic for (topic, *_), (offset, _) in positions.items() if offset is not None}
+                bounds = admin.min_offset(place), admin.max_offset(place)
+                positions[place.topic, place.broker_name, place.queue_id] = (offset, *bounds)
+    topics = {topic for (topic, *_), (offset, *_) in positions.items() if offset is not None}
     if not topics:
         raise RocketSinkError(
             f"no broker knows a position of the group {group} in a topic of this ledger: check the "

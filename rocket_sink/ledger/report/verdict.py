@@ -299,7 +299,8 @@ def _deleted(facts: Figures) -> Iterator[Case]:
         for query in facts.consumption.queries:
             if query.deleted:
                 yield {
-                    "messages": counted(query.deleted, "message", "was", "were"),
+                    "messages": counted(query.deleted, "message"),
+                    "were": "was" if query.deleted == 1 else "were",
                     "topic": _name(query.topic), "group": _name(facts.consumption.group),
                 }  # fmt: skip
 
@@ -371,7 +372,7 @@ RULES: Final = (
          "{rows} stored, but less durably than asked for (flush or replica not awaited)",
          "look at the brokers' disks and replicas"),
     Rule("deleted_unread", "warning", _deleted,
-         "{messages} deleted by the retention of {topic} before the group {group} came to them",
+         "{messages} of {topic} {were} deleted before the group {group} came to them",
          "start the group's consumers, and keep messages longer (fileReservedTime of the brokers)"),
     Rule("not_consumed", "note", partial(_consumed, waiting=True), "{text}"),
     Rule("consumed", "note", partial(_consumed, waiting=False), "{text}"),
