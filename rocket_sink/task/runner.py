@@ -5,7 +5,7 @@ opens nothing before the first row, so an empty partition costs nothing and leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -144,6 +144,9 @@ class TaskRunner:
         # earlier run, and a speculative copy that Spark kills after this attempt. Callers that take
         # the rows know themselves whether an earlier run has begun the epoch (`again`).
         epoch, settings = str(self.ctx.epoch), self.settings
+        if self.ctx.lane == "batch":
+            # A function of foreachBatch may write batches, too: their epoch 0 is not the query's.
+            settings = replace(settings, pending_epoch="", unrecorded_epoch="")
         repeated = bool(self.ctx.attempt_number) or self.options.allow_speculation
         is_replay = repeated or settings.pending_epoch == epoch
         is_unrecorded = (is_replay if self.emit is None else repeated) and not rows.keeps_failed
@@ -155,7 +158,7 @@ class TaskRunner:
         )  # fmt: skip
         replay = ids = None
         if self.options.delivery == "effectively_once":
-            replay = ReplayCheck(self.options, self.ctx, self._engine, self.settings)
+            replay = ReplayCheck(self.options, self.ctx, self._engine, settings)
         elif self.options.delivery == "at_least_once":
             ids = task_ids(self.ctx, timed=self.timed)
         # Tasks whose rows Spark brings to the driver may have no way to notes in the ledger.

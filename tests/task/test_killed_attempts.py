@@ -91,11 +91,12 @@ UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
 @pytest.mark.parametrize(
     ("lane", "attempt", "speculation", "settings", "is_doubtful"),
     [
-        ("batch", 0, False, IdFacts(), False),
-        ("batch", 1, False, IdFacts(), True),
-        ("batch", 0, True, IdFacts(), True),
-        ("batch", 0, False, PENDING, False),  # the driver knows, and says `again`
-        ("batch", 0, False, UNRECORDED, True),
+        ("foreach_batch", 0, False, IdFacts(), False),
+        ("foreach_batch", 1, False, IdFacts(), True),
+        ("foreach_batch", 0, True, IdFacts(), True),
+        ("foreach_batch", 0, False, PENDING, False),  # the driver knows, and says `again`
+        ("foreach_batch", 0, False, UNRECORDED, True),
+        ("batch", 0, False, UNRECORDED, False),  # the epoch is the stream's that writes the batch
         ("handed", 0, False, IdFacts(), False),
         ("handed", 1, False, IdFacts(), True),
         ("handed", 0, False, PENDING, True),
@@ -115,8 +116,8 @@ def test_an_attempt_beside_others_that_left_no_record_doubts_all(
         )  # fmt: skip
         batch = pa.RecordBatch.from_pydict(ROWS)
         run = TaskRunner(
-            options, context(attempt_number=attempt), settings=settings,
-            emit=rows.append if lane == "batch" else None, hands_over=lane == "handed",
+            options, context(attempt_number=attempt, lane=lane), settings=settings,
+            emit=rows.append if "batch" in lane else None, hands_over=lane == "handed",
         )  # fmt: skip
         run.feed(batch, resolve_columns(batch.schema, options))
         run.finish()
