@@ -263,11 +263,11 @@ def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Report brokers that the topic's route lacks, although the ledger has recent sends to them."""
-    from rocket_sink.ledger.query.duckdb_reader import open_quick
+    from rocket_sink.ledger.query.duckdb_reader import open_quick, open_spool
     from rocket_sink.ledger.sql import timestamp
 
     try:
-        ledger = open_quick(options.ledger)
+        ledger = open_quick(options.ledger) or open_spool(options.ledger)
     except RocketSinkError:
         return  # Another finding reports this error.
     if ledger is None:
@@ -405,4 +405,6 @@ def _ledger(path: str) -> str:
                 f"{ledger.path}: {there} is no folder that may be written to; name another"
             )
         check_links(place.root)
-    return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
+    spool = place.filesystem().get_file_info(place.spool)
+    is_there = ledger.exists() or spool.type.name != "NotFound"
+    return f"{ledger.path}: {'there' if is_there else 'none yet, it will be made'}"

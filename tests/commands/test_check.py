@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from rocket_sink import TableProducer
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
@@ -46,6 +48,21 @@ def test_a_broker_that_the_ledger_knows_is_missed(
     ledger = store(tmp_path / "ledger", in_order([rows], 1 << 32))
     findings = check(cluster, "-l", ledger, code=code)
     assert findings.get("broker broker-b", ("",))[0] == ("fail" if code else "")
+
+
+def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path: Path) -> None:
+    """The first fold makes the table; a `TableProducer` folds nothing."""
+    ledger = str(tmp_path / "ledger")
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", 1)
+        rows = {"body": ["a", "b"], "queue_id": [0, 0], "broker_name": ["broker-a", "broker-b"]}
+        with TableProducer(nameServer=cluster.name_server, topic="t", ledger=ledger) as producer:
+            producer.send(pa.table(rows))
+        cluster.forget_brokers()
+        cluster.register("broker-a")
+        findings = check(cluster, "-l", ledger, code=1)
+    assert findings["broker broker-b"][0] == "fail"
+    assert findings["ledger"][1].endswith(": there")
 
 
 @pytest.mark.parametrize("topic", ["t", "not-there-yet"])

@@ -32,7 +32,14 @@ from rocket_sink.ledger.append.delta_rs import (
 )
 from rocket_sink.ledger.append.table import is_table, read_table, reading
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, is_remote, resolve_path
-from rocket_sink.ledger.schema import COLUMNS, KINDS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
+from rocket_sink.ledger.schema import (
+    COLUMNS,
+    KINDS,
+    LEDGER_SCHEMA,
+    SCHEMA_VERSION,
+    VERSION_PROPERTY,
+    columns_of,
+)
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.transport.files import (
@@ -255,6 +262,14 @@ def _size(rows: DataFrame) -> float:
         return math.inf
     frame: Any = rows
     return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
+def open_spool(path: str | os.PathLike[str]) -> QuickLedger | None:
+    """Open a ledger without its table, which the first fold makes: only views of unfolded rows have
+    rows. Return None without the extra `fast`, and on a remote file system."""
+    if find_spec("duckdb") is None or is_remote(path):
+        return None
+    return QuickLedger(resolve_path(path), LEDGER_SCHEMA.empty_table())
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
