@@ -295,7 +295,8 @@ def _routed(options: SinkOptions, route: TopicRoute, known: int) -> Finding:
     usable = [queue for queue in writable if queue.broker_name in masters]
     count, topic = sum(queue.write for queue in usable), options.topic
     if not count:
-        reason = "no broker has a master" if writable else "no broker may be written to"
+        opened = create_command(options, topic, "--permission", "read and write")
+        reason = "no broker has a master" if writable else f"it is closed; open it with {opened}"
         return Finding(f"topic {topic}", "fail", f"has no queue to write to: {reason}")
     away = len(route.queues) - len(usable)
     brokers = f"{len(usable)} of {counted(known, 'registered broker')}"

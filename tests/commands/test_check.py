@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from rocket_sink import TableProducer
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.testing import Answer, FakeCluster
-from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame, response_to
 from tests.ledger.night import at, store
 from tests.ledger.values import attempt, context
@@ -63,6 +64,14 @@ def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path: Path) -> None:
         findings = check(cluster, "-l", ledger, code=1)
     assert findings["broker broker-b"][0] == "fail"
     assert findings["ledger"][1].endswith(": there")
+
+
+def test_a_closed_topic_is_opened_by_the_command(cluster: FakeCluster) -> None:
+    cluster.create_topic("t", 8, perm=PermName.READ)
+    _, text = check(cluster, code=1)["topic t"]
+    assert "it is closed" in text
+    assert run_command(*shlex.split(text.partition("rocket-sink ")[2])).code == 0
+    assert check(cluster)["topic t"][0] == "ok"
 
 
 @pytest.mark.parametrize("topic", ["t", "not-there-yet"])
