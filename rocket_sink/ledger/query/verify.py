@@ -5,9 +5,9 @@ not grow with the topic.
 A request that was stored names its queue, the offset of its first message, and the number of its
 messages, whose offsets follow. Delayed messages, timers and half messages are the exception: a
 broker keeps a hidden copy in a system topic, and the message gets its place when it is due. The
-ledger has no place of theirs but the ids of all, so they are recognised by their ids: this takes
-about 70 bytes of memory for each. If some are not there, the hidden copies tell whether they wait.
-A copy stays as long as the broker's log reaches back."""
+ledger has no place of theirs but the ids of all, so they are recognised by their ids, which are in
+memory (figures in docs/operate/verify.md). If some are not there, the hidden copies tell whether
+they wait. A copy stays as long as the broker's log reaches back."""
 # ruff: noqa: S608 (the SQL has our own names only)
 
 from __future__ import annotations
