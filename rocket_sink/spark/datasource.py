@@ -262,7 +262,7 @@ class _Writer:
         check_budget(self.options, sums, epoch)
         self._keep_handed(done)
         if (sums["dead"] or sums["unknown"]) and (epoch is None or not self.folded):
-            name = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
+            name = f"the write {done[0].query_id}" if epoch is None else f"epoch {epoch}"
             warn_of_losses(name, sums, self.options.ledger)
         rows = sums["rows_in"]
         if not self.options.ledger or not rows:
@@ -327,7 +327,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         from rocket_sink.task.queue_snapshot import forget_queues
 
         counts = self._confirm(messages)
-        say_end(f"the write {self.run_id}", counts, self.options.ledger)
+        say_end(f"the write {self.query_id}", counts, self.options.ledger)
         self._end(counts)
         forget_queues(self.options, self.query_id, counts)
         lineage.end_elsewhere(self.run_id, self.lineage_run, counts)

@@ -216,7 +216,7 @@ def test_a_batch_by_format_is_told_of_by_two_processes(
     collector: Collector, caplog: pytest.LogCaptureFixture, is_well: bool
 ) -> None:
     caplog.set_level("INFO", "rocket_sink.spark.console")
-    source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
+    source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights", "appId": "a"})
     planned = source.writer(StructType([StructField("body", StringType())]), False)
     assert [event["eventType"] for event in collector.events] == ["START"]
     writer = pickle.loads(pickle.dumps(planned))
@@ -229,7 +229,7 @@ def test_a_batch_by_format_is_told_of_by_two_processes(
     assert start["run"]["runId"] == end["run"]["runId"]
     assert end["eventType"] == ("COMPLETE" if is_well else "FAIL")
     if is_well:
-        text = f"the write {writer.run_id} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger"
+        text = f"the write a/{writer.run_id} ended: 3 rows in, 2 acknowledged, 1 dead letter;"
         assert text in caplog.text
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
 
