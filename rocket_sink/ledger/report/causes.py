@@ -22,7 +22,6 @@ class Remedy(NamedTuple):
 
 _WAY: Final = "start {broker} if it is not back, or mend the way to it"
 _LOG: Final = "look at the log of {broker}"
-_SILENT: Final = "{broker} does not answer"
 
 CAUSES: Final[dict[str, Remedy]] = {
     "AUTH_FAILED": Remedy(
@@ -90,7 +89,7 @@ CAUSES: Final[dict[str, Remedy]] = {
     ),
     "CONNECTION_LOST": Remedy("{broker} closes connections without an answer", _WAY),
     "UNWRITTEN": Remedy("{broker} does not take bytes", _WAY),
-    "REQUEST_TIMEOUT": Remedy(_SILENT, _WAY + ", or raise sendMsgTimeout"),
+    "REQUEST_TIMEOUT": Remedy("{broker} does not answer", _WAY + ", or raise sendMsgTimeout"),
     "INVALID_ANSWER": Remedy(
         "{broker} answers with bytes that are no valid answer",
         "look at what stands before {broker}: a proxy, or another program",
