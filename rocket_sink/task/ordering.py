@@ -14,9 +14,8 @@ request is given up,
 
 If too many requests wait for queues that answer, the task reads no input for a while. Requests for
 a queue that does not answer must not stop other queues, so they are kept, in bounded memory. A
-waiting request is first a slice of its input batch, so it keeps the whole batch in memory. If it
-still waits when later batches are as large as the limit of memory, it is copied: into memory up to
-the limit, then into a temporary file.
+waiting request is first a slice of its input batch, so it keeps the whole batch in memory. Requests
+of the oldest batches are moved to a temporary file if such batches exceed the limit of memory.
 """
 
 from __future__ import annotations
@@ -53,14 +52,17 @@ class _InputBatch:
 
 
 class SpillBuffer:
-    """The bytes of waiting requests: whole input batches up to `memory_bytes`, copies up to
-    `memory_bytes`, and more in a file."""
+    """The bytes of waiting requests: whole input batches up to `memory_bytes`, more in a file."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._limit = memory_bytes
-        self._in_memory = 0
         self._batches = [_InputBatch()]
         self._file: IO[bytes] | None = None
+
+    @property
+    def in_memory(self) -> int:
+        """The bytes of the batches that waiting requests keep in memory."""
+        return sum(batch.byte_count for batch in self._batches)
 
     def park(self, request: PendingRequest) -> None:
         """Take a request that begins to wait."""
@@ -72,24 +74,20 @@ class SpillBuffer:
         self._batches[-1].byte_count += count
 
     def next_batch(self) -> None:
-        """Begin a new input batch; copy requests that keep an old batch in memory."""
+        """Begin a new input batch; move requests that keep old batches in memory to the file."""
         for batch in self._batches:
             batch.requests = [r for r in batch.requests if r.parked is SpillState.SLICE]
         self._batches = [batch for batch in self._batches if batch.requests]
         self._batches.append(_InputBatch())
-        while (
-            len(self._batches) > _BATCHES_KEPT
-            and sum(batch.byte_count for batch in self._batches) > self._limit
-        ):
+        while len(self._batches) > _BATCHES_KEPT and self.in_memory > self._limit:
             for request in self._batches.pop(0).requests:
-                self._copy_out(request)
+                request.pieces = [self._write_body(piece) for piece in request.pieces]
+                request.parked = SpillState.FILE
 
     def bring_back(self, request: PendingRequest) -> None:
         """End a request's wait, and read its bytes if they are in the file."""
         if request.parked is SpillState.FILE:
             request.pieces = [self._read(piece) for piece in request.pieces]
-        elif request.parked is SpillState.COPY:
-            self._in_memory -= request.byte_count
         request.parked = SpillState.NOT
 
     def close(self) -> None:
@@ -98,15 +96,6 @@ class SpillBuffer:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _copy_out(self, request: PendingRequest) -> None:
-        if self._in_memory + request.byte_count <= self._limit:
-            request.pieces = [piece.detached() for piece in request.pieces]
-            request.parked = SpillState.COPY
-            self._in_memory += request.byte_count
-        else:
-            request.pieces = [self._write_body(piece) for piece in request.pieces]
-            request.parked = SpillState.FILE
 
     def _write_body(self, piece: Piece) -> Piece:
         if self._file is None:
@@ -152,7 +141,7 @@ class OrderedQueues:
         max_messages, max_bytes: limits of a request into which waiting requests are joined. The
             caller lowers these attributes for a proxy, and for brokers that refuse large batches.
         memory_bytes: limit of the bytes that wait for further input or for queues that answer, and
-            of all that wait in memory; more bytes go to a temporary file.
+            of the input batches that waiting requests keep in memory.
     """
 
     def __init__(
@@ -214,7 +203,8 @@ class OrderedQueues:
         if lane is None:
             lane = self._lanes[request.queue] = _Lane()
         self._overflow.add_bytes(request.byte_count)
-        if not (lane.waiting and lane.waiting[-1].absorbs(request, self)):
+        limits = {"max_messages": self.max_messages, "max_bytes": self.max_bytes}
+        if not (lane.waiting and lane.waiting[-1].absorbs(request, **limits)):
             self._overflow.park(request)
             lane.waiting.append(request)
         following = self._following(lane) if lane.in_flight is None else None
@@ -236,7 +226,7 @@ class OrderedQueues:
         """Return the next request of a free queue, now in flight; None if none may go now. While
         the input flows, a small request waits for it if no other request waits behind."""
         waiting = lane.waiting
-        if not waiting or (self._gathers and len(waiting) == 1 and waiting[0].is_small(self)):
+        if not waiting or (self._gathers and len(waiting) == 1 and self._is_small(waiting[0])):
             return None
         following = waiting.popleft()
         self._overflow.bring_back(following)
@@ -245,6 +235,14 @@ class OrderedQueues:
         if following.waits_since_s:
             following.waited_ms = (lane.since_s - following.waits_since_s) * 1000
         return following
+
+    def _is_small(self, request: PendingRequest) -> bool:
+        """Return whether more messages than the request has may join it while it waits."""
+        return (
+            request.may_grow
+            and 2 * request.message_count <= self.max_messages
+            and 2 * request.byte_count <= self.max_bytes
+        )
 
     def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
         """Remove and return the requests that wait for the queue, in order."""

@@ -8,7 +8,7 @@ import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -42,10 +42,6 @@ class Piece(NamedTuple):
     def body(self) -> pa.Buffer:
         start = int(self.offsets[0])
         return self.data.slice(start, int(self.offsets[-1]) - start)
-
-    def detached(self) -> Piece:
-        """Return a copy in a buffer of its own, so that the batch's buffer can be freed."""
-        return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
 
 
 class DecodedMessage(NamedTuple):
@@ -98,19 +94,11 @@ class SingleColumns(NamedTuple):
         )  # fmt: skip
 
 
-class RequestLimits(Protocol):
-    """The limits of a request's size."""
-
-    max_messages: int
-    max_bytes: int
-
-
 class SpillState(enum.Enum):
     """The location of a waiting request's bytes (`rocket_sink.task.ordering`)."""
 
     NOT = "not waiting"
     SLICE = "slices of their batches"
-    COPY = "copied out of them"
     FILE = "in a file; offsets are positions in it"
 
 
@@ -191,28 +179,24 @@ class PendingRequest:
                     message = message._replace(body=inflate(message.body, kind))
                 yield message
 
-    def is_small(self, limits: RequestLimits) -> bool:
-        """Return whether the request waits, and more messages than it has may join it."""
-        return (
-            self.parked is not SpillState.NOT
-            and not (self.timed or self.alone)
-            and 2 * self.message_count <= limits.max_messages
-            and 2 * self.byte_count <= limits.max_bytes
-        )
+    @property
+    def may_grow(self) -> bool:
+        """Whether messages may join the request: it waits in memory, for a batch."""
+        return self.parked is SpillState.SLICE and not (self.timed or self.alone)
 
-    def absorbs(self, other: PendingRequest, limits: RequestLimits) -> bool:
+    def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
         """Take the next request's messages and return True if they fit into this request."""
         fits = (
-            self.topic == other.topic
+            self.may_grow
+            and self.topic == other.topic
             and self.sharded == other.sharded
             and self.fixed == other.fixed
             and self.waits_for_store == other.waits_for_store
             and self.sys_flag == other.sys_flag
-            and not (self.timed or other.timed or self.alone or other.alone)
+            and not (other.timed or other.alone)
             and not (self.submissions or other.submissions)
-            and self.parked is SpillState.SLICE
-            and self.message_count + other.message_count <= limits.max_messages
-            and self.byte_count + other.byte_count <= limits.max_bytes
+            and self.message_count + other.message_count <= max_messages
+            and self.byte_count + other.byte_count <= max_bytes
         )
         if fits:
             self.pieces.extend(other.pieces)
