@@ -199,37 +199,24 @@ class Ranking(Generic[Target]):
 
     Args:
         brokers: the brokers with a master and a queue.
+        ranks: {broker name: rank}.
         rng: chooses the first queue, so that many producers do not begin with the same one.
     """
 
     def __init__(
-        self, brokers: Sequence[RouteBroker[Target]], selector: Selector, rng: Rng
-    ) -> None:
+        self, brokers: Sequence[RouteBroker[Target]], ranks: Mapping[str, int], selector: Selector,
+        rng: Rng,
+    ) -> None:  # fmt: skip
         self.brokers = brokers
+        self.ranks = ranks
         self._selector = selector
         self._rng = rng
-        self.best: list[RouteBroker[Target]] = []
+        self._least = least = min(ranks.values(), default=0) & ~FAR
+        self.best = [broker for broker in brokers if ranks[broker.name] & ~FAR == least]
         """The brokers of the best rank; `FAR` makes no difference."""
-        self.usable: list[RouteBroker[Target]] = []
+        self.usable = [b for b in brokers if b in self.best or ranks[b.name] < UNREACHABLE]
         """The brokers that `take` may choose if `worse` is set."""
-        self._ranks: dict[str, int] = {}
-        self._least = 0
         self._groups: dict[str | None, list[Equals[Target]]] = {}
-
-    def order(self, ranks: Mapping[str, int]) -> None:
-        """Group the brokers by `ranks`: {broker name: rank}."""
-        if ranks != self._ranks:
-            self._ranks = dict(ranks)
-            self._least = min(ranks.values()) & ~FAR
-            self.best = [
-                broker for broker in self.brokers if ranks[broker.name] & ~FAR == self._least
-            ]
-            self.usable = [
-                broker
-                for broker in self.brokers
-                if broker in self.best or ranks[broker.name] < UNREACHABLE
-            ]
-            self._groups.clear()
 
     @property
     def is_silent(self) -> bool:
@@ -260,7 +247,7 @@ class Ranking(Generic[Target]):
     def _groups_by_rank(self, last: str | None) -> list[Equals[Target]]:
         groups: dict[int, list[RouteBroker[Target]]] = {}
         for broker in self.brokers:
-            rank = self._ranks[broker.name] | (LAST if broker.name == last else 0)
+            rank = self.ranks[broker.name] | (LAST if broker.name == last else 0)
             groups.setdefault(rank, []).append(broker)
         return [Equals(rank, groups[rank], self._rng) for rank in sorted(groups)]
 

@@ -62,7 +62,7 @@ class Route:
     """A ranking of brokers with so many queues each; `take` returns (broker, queue)."""
 
     def __init__(self, queues, name="round_robin", seed=1, weights=None, **ranks):
-        rng = random.Random(seed)
+        self.rng = rng = random.Random(seed)
         self.queues = [(broker, n) for broker, count in queues.items() for n in range(count)]
         self.loads = {broker: Load() for broker in queues}
         self.brokers = [
@@ -75,11 +75,12 @@ class Route:
             )
             for broker, count in queues.items()
         ]
-        self.ranking = Ranking(self.brokers, selector_named(name, weights), rng)
+        self.selector = selector_named(name, weights)
         self.order(**ranks)
 
     def order(self, **ranks):
-        self.ranking.order({broker.name: ranks.get(broker.name, 0) for broker in self.brokers})
+        all_ranks = {broker.name: ranks.get(broker.name, 0) for broker in self.brokers}
+        self.ranking = Ranking(self.brokers, all_ranks, self.selector, self.rng)
 
     def take(self, requests=1, **more):
         return self.ranking.take(requests, **more)

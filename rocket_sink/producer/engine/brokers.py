@@ -10,7 +10,7 @@ a retry at every pause of a broker's garbage collector would store messages twic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
@@ -237,14 +237,10 @@ class Brokers:
         """Return the brokers of a route in the order of their ranks now."""
         if now_s >= self.faults.stale_s:
             self.view(now_s)
-        topic_ranking = self._rankings.get(info.topic)
-        if (
-            topic_ranking is None
-            or topic_ranking.info is not info
-            or topic_ranking.ranks is not self.ranks
-        ):
-            topic_ranking = self._rank_brokers(info, topic_ranking)
-        return topic_ranking.ranking
+        kept = self._rankings.get(info.topic)
+        if kept is None or kept.info is not info or kept.ranks is not self.ranks:
+            kept = self._rankings[info.topic] = self._rank_brokers(info, kept)
+        return kept.ranking
 
     def open_to(self, info: TopicPublishInfo, worse: bool, now_s: float) -> list[Broker]:
         """Return the brokers to which requests of this route go now. With `worse`, include worse
@@ -275,18 +271,20 @@ class Brokers:
 
     def _rank_brokers(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew. Each broker keeps its next queue (`turn`)."""
-        ranking = old.ranking if old is not None and old.info is info else None
-        if ranking is None:
+        if old is not None and old.info is info:
+            brokers = old.ranking.brokers
+        else:
             turns = {} if old is None else {b.name: b.turn for b in old.ranking.brokers}
-            ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
-        ranks = {broker.name: self.rank(broker.name, info.topic) for broker in ranking.brokers}
-        ranking.order(ranks)
-        ranked = self._rankings[info.topic] = _TopicRanking(info, self.ranks, ranking)
-        return ranked
+            brokers = self._route_brokers(info, turns)
+        ranks = {broker.name: self.rank(broker.name, info.topic) for broker in brokers}
+        if old is not None and old.info is info and old.ranking.ranks == ranks:
+            return old._replace(ranks=self.ranks)
+        ranking = Ranking(brokers, ranks, self._selector, self._rng)
+        return _TopicRanking(info, self.ranks, ranking)
 
     def _route_brokers(
         self, info: TopicPublishInfo, turns: dict[str, int]
-    ) -> list[RouteBroker[SendTarget]]:
+    ) -> Sequence[RouteBroker[SendTarget]]:
         brokers = []
         for name, indices in info.queues_by_broker.items():
             if name in info.masters and indices:
