@@ -51,7 +51,7 @@ _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]]
     (headers.decode_json_header, _argument("header"),
      ("json header", "send answer")),
     (route.decode_route, _argument("body"), ("route",)),
-    (stored_module.decode_stored, _argument("buffer"), ("stored", "query")),
+    (stored_module.decode_stored, _argument("buffer"), ("stored", "stored rows", "query")),
     (responses.decode_pull_answer, _body("frame"), ("pull",)),
     (responses.decode_cluster_info, _body("frame"), ("cluster",)),
     (responses.decode_topics, _body("frame"), ("topics",)),

@@ -26,6 +26,7 @@ from rocket_sink.errors import (
 from rocket_sink.ledger.records import RunContext, epoch_row
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
+from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch, stored_batches
 from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import FrameReader, encode_frame
@@ -48,7 +49,7 @@ from rocket_sink.wire.responses import (
     decode_transaction_check,
 )
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
-from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
+from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored, iter_stored
 from tests.wire.feeding import binary_frame, binary_header, drain
 
 ANSWER: Final = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
@@ -85,6 +86,22 @@ def _frames(data: bytes) -> list[Frame]:
 def _pull(data: bytes) -> object:
     offsets = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}
     return decode_pull_answer(Frame(0, offsets, data))
+
+
+def _rows(data: bytes) -> object:
+    """Decode by columns. The rows and the refusals must be those of decoding one by one."""
+    try:
+        expected: object = stored_batch([("b", each) for each in iter_stored(data)]).to_pylist()
+    except RemoteProtocolError:
+        expected = None
+    try:
+        batches = stored_batches(data, "b", lambda offset, _: offset == offset, lambda _: None)
+        rows = pa.Table.from_batches(batches, STORED_SCHEMA).to_pylist()
+    except RemoteProtocolError:
+        assert expected is None
+        raise
+    assert rows == expected
+    return rows
 
 
 def _send_answer(data: bytes) -> object:
@@ -177,6 +194,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "route": Target(decode_route, (encode_route(ROUTE), encode_route(ROUTE, legacy_keys=True))),
     "stored": Target(decode_stored, (encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 2)),
+    "stored rows": Target(_rows, (encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 3)),
     "pull": Target(_pull, (encode_stored(STORED),)),
     "query": Target(lambda data: decode_stored(data, bodies=False), (encode_stored(STORED),)),
     "batch": Target(
