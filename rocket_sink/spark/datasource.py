@@ -53,6 +53,7 @@ from rocket_sink.spark.session_checks import (
     check_rights,
     name_server_answer,
     own_options,
+    pushes_filters,
     read_options,
     refuse_batch_id,
     refuse_speculation,
@@ -93,6 +94,7 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     # The writer's process has no session, so class attributes bring this session's facts there.
     # Spark pickles the class with them, by value, because no module contains the class.
     attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
+    attributes["pushes_filters"] = pushes_filters(spark)
     if is_classic(spark):
         attributes["is_local"] = not has_executors(spark)
         attributes["storage"] = all_properties(spark)
@@ -124,6 +126,8 @@ class RocketMQDataSource(DataSource):
     """Task slots of the session that called `register`; 0 if they are unknown."""
     speculates = False
     """Whether the session runs second copies of slow tasks."""
+    pushes_filters = False
+    """Whether Spark passes filters to readers; it refuses such readers otherwise."""
     is_local = False
     """Whether the session's tasks run on the driver's host."""
     storage: ClassVar[Properties] = {}
@@ -141,11 +145,12 @@ class RocketMQDataSource(DataSource):
         return STORED_DDL
 
     def reader(self, schema: StructType) -> MessageReader:
-        from rocket_sink.spark.reading.batch import MessageReader, check_schema
+        from rocket_sink.spark.reading.batch import FilteringReader, MessageReader, check_schema
         from rocket_sink.spark.reading.options import ReadOptions
 
         check_schema(schema)
-        return MessageReader(*ReadOptions.parse(own_options(self.options)))
+        kind = FilteringReader if self.pushes_filters else MessageReader
+        return kind(*ReadOptions.parse(own_options(self.options)))
 
     def streamReader(self, schema: StructType) -> TopicStream:  # noqa: N802
         from rocket_sink.spark.reading.batch import check_schema

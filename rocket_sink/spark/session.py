@@ -43,6 +43,8 @@ QUIET_SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
+    # From Spark 4.1 on, readers in Python get the filters of a query only with this.
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """Log4j's configuration of a session's JVM. It is no file in a wheel that Spark ships."""

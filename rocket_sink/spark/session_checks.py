@@ -49,6 +49,9 @@ from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""From Spark 4.1 on: readers in Python get the filters of a query. It is off by default, and Spark
+refuses readers that take filters then."""
 _BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ASK_AGAIN_S: Final = 60.0
 CONTINUOUS: Final = (
@@ -167,6 +170,11 @@ def name_server_answer(options: SinkOptions) -> SendError | str:
 def speculates(session: Any) -> bool:
     """Return whether spark.speculation is on in the session's application."""
     return setting(session, "spark.speculation").lower() == "true"
+
+
+def pushes_filters(session: Any) -> bool:
+    """Return whether the session passes the filters of queries to data sources in Python."""
+    return setting(session, PUSHDOWN).lower() == "true"
 
 
 def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:

@@ -19,6 +19,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import make_topic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -136,3 +137,49 @@ def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
     assert {row.origin for row in letter_rows} == {TOPIC}
     assert {row.reconsume_times for row in letter_rows} == {1}
     assert len(letter_rows) == 3
+
+
+TAGS = ("Aa", "BB", "other")
+"""The first two have equal hash codes, which is all that brokers compare."""
+
+
+@pytest.mark.parametrize(
+    ("condition", "scanned", "rows"),
+    [
+        ("tags = 'other'", 20, 20),
+        ("tags IN ('other', 'Aa')", 60, 40),
+        ("tags = 'Aa' AND queue_id >= 0", 40, 20),
+        ("tags = 'Aa' OR queue_id < 0", 60, 20),
+        ("tags LIKE 'oth%'", 60, 20),
+        ("tags = 'none'", 0, 0),
+        ("store_timestamp > current_timestamp() + INTERVAL 1 HOUR", 0, 0),
+        ("store_timestamp > current_timestamp() - INTERVAL 1 HOUR", 60, 60),
+    ],
+)
+def test_filters_of_a_query_narrow_what_is_pulled(
+    cluster: LocalCluster, spark: Any, condition: str, scanned: int, rows: int
+) -> None:
+    from pyspark.sql import datasource
+
+    from rocket_sink import register
+
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark passes no filters to a reader in Python")
+    topic = "filtered"
+    with Admin(nameServer=cluster.name_server) as admin:
+        if topic not in admin.topics():
+            make_topic(cluster, topic, 1)
+            with Producer(nameServer=cluster.name_server, **PATIENT) as producer:
+                for number in range(60):
+                    producer.send(Message(topic, b"%d" % number, tags=TAGS[number % 3]))
+            assert admin.await_dispatched(topic)
+    register(spark)
+    frame = spark.read.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
+    frame = frame.load().where(condition)
+    assert len(frame.collect()) == rows
+    (scan,) = seq(frame._jdf.queryExecution().executedPlan().collectLeaves())
+    assert scan.metrics().apply("numOutputRows").value() == scanned
+
+
+def seq(scala: Any) -> list[Any]:
+    return [scala.apply(index) for index in range(scala.size())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,11 @@ from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
-from rocket_sink.spark.reading.batch import MessageReader, QueueRange
+from rocket_sink.spark.reading.batch import FilteringReader, MessageReader, QueueRange
+from rocket_sink.spark.reading.filters import Narrowed
 from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.spark.two_brokers import TOPIC, fill, two_brokers  # noqa: F401 (the fixture)
 
@@ -126,6 +129,76 @@ def test_there_may_be_nothing_to_read(cluster: FakeCluster) -> None:
 def test_an_unknown_topic_is_an_error(cluster: FakeCluster) -> None:
     with pytest.raises(NoRouteError, match="nosuch"):
         plan(cluster, topic="nosuch")
+
+
+NOON = datetime(2026, 11, 28, 12, tzinfo=timezone.utc)
+NOON_MS = int(NOON.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("filters", "narrowed"),
+    [
+        ([("EqualTo", "tags", "a")], Narrowed(("a",))),
+        ([("In", "tags", ("b", None, "a"))], Narrowed(("a", "b"))),
+        ([("In", "tags", ("a", "b")), ("EqualTo", "tags", "b")], Narrowed(("a", "b"))),
+        ([("EqualTo", "topic", "a"), ("StringContains", "tags", "a")], Narrowed()),
+        *(([("EqualTo", "tags", tag)], Narrowed()) for tag in ("", "*", " a", "a||b", "\ufffd")),
+        ([("In", "tags", tuple(f"t{n:04}" for n in range(500)))], Narrowed()),
+        ([("GreaterThan", "store_timestamp", NOON)], Narrowed((), NOON_MS - 60_000)),
+        ([("GreaterThanOrEqual", "store_timestamp", NOON), ("LessThan", "store_timestamp", NOON)],
+         Narrowed((), NOON_MS - 60_000, NOON_MS + 60_001)),
+        ([("LessThanOrEqual", "store_timestamp", datetime(1900, 1, 1, tzinfo=timezone.utc))],
+         Narrowed((), -1, 0)),
+        ([("EqualTo", "store_timestamp", NOON)],
+         Narrowed((), NOON_MS - 60_000, NOON_MS + 60_001)),
+    ],
+)  # fmt: skip
+def test_which_filters_narrow(filters: list[tuple[str, str, Any]], narrowed: Narrowed) -> None:
+    made = [type(kind, (), {"attribute": (column,), "value": value})()
+            for kind, column, value in filters]  # fmt: skip
+    reader = FilteringReader(*ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC}))
+    assert reader.pushFilters([*made, object()])[:-1] == made
+    assert reader.narrowed == narrowed
+
+
+def test_filters_and_options_narrow_together(cluster: FakeCluster) -> None:
+    fill(cluster, 5)
+    for narrowed, options, numbers in (
+        (Narrowed(start_ms=1020), {"startingOffsets": '{"broker-a:0": 1}'}, (2, 5)),
+        (Narrowed(start_ms=1020), {"startingOffsets": '{"broker-a:0": 4}'}, (4, 5)),
+        (Narrowed(end_ms=1010), {"endingOffsets": '{"broker-a:0": 4}'}, (0, 2)),
+        (Narrowed(end_ms=1030), {"endTimestamp": 1010}, (0, 2)),
+    ):
+        reader, _ = plan(cluster, **options)
+        reader.narrowed = narrowed
+        (part,) = reader.partitions()
+        assert (part.begin, part.end) == numbers  # type: ignore[attr-defined]
+
+
+def test_tags_narrow_no_queue_that_holds_batches(cluster: FakeCluster) -> None:
+    fill(cluster, 5)
+    reader, _ = plan(cluster)
+    reader.narrowed = Narrowed(("a", "b"))
+    (part,) = reader.partitions()
+    assert part.expression == "a || b"  # type: ignore[attr-defined]
+    cluster.create_topic(TOPIC, 2, attributes={"queue.type": "BatchCQ"})
+    (part,) = reader.partitions()
+    assert part.expression == "*"  # type: ignore[attr-defined]
+
+
+def test_messages_that_go_while_they_are_read_are_a_loss(cluster: FakeCluster) -> None:
+    fill(cluster, 5)
+    reader, (part,) = plan(cluster)
+    lenient, _ = plan(cluster, failOnDataLoss="false")
+    fields = {"nextBeginOffset": "3", "minOffset": "3", "maxOffset": "5"}
+    moved = Answer(ResponseCode.PULL_OFFSET_MOVED, ext=tuple(fields.items()))
+    for each in (reader, lenient):
+        cluster.brokers[0].on(RequestCode.PULL_MESSAGE, moved)
+        if each is reader:
+            with pytest.raises(ConfigurationError, match="no messages from 0 to 3 now"):
+                list(each.read(part))
+        else:
+            assert [batch.num_rows for batch in each.read(part)] == [2]
 
 
 def test_rows_are_the_row_contract_and_where_they_were(cluster: FakeCluster) -> None:

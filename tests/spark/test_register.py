@@ -45,6 +45,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasource, "speculates", lambda _: True)
     monkeypatch.setattr(datasource, "is_classic", lambda _: False)
     monkeypatch.setattr(datasource, "task_slots", lambda _: 8)
+    monkeypatch.setattr(datasource, "pushes_filters", lambda _: False)
 
 
 def test_writers_know_the_facts_of_the_session() -> None:

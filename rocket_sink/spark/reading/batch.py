@@ -6,8 +6,8 @@ consumer group and stores no offset, so consumers do not notice it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.stored_check import warn_of_replaced
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batches
+from rocket_sink.spark.reading.filters import ALL_TAGS, Narrowed
 from rocket_sink.spark.reading.options import EARLIEST, LATEST, ReadOptions
 
 _BATCH_BYTES: Final = 2 << 20
@@ -32,11 +33,12 @@ waits as long (spark.network.timeout)."""
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """A range of offsets of one queue; `end` is exclusive."""
+    """A range of offsets of one queue; `end` is exclusive. `expression` filters by tags."""
 
     queue: MessageQueue
     begin: int
     end: int
+    expression: str = ALL_TAGS
 
 
 @dataclass(eq=False)
@@ -51,13 +53,16 @@ class MessageReader(DataSourceReader):
 
     asked: ReadOptions
     options: SinkOptions
+    narrowed: Narrowed = field(default_factory=Narrowed)
 
     def partitions(self) -> Sequence[InputPartition]:
         with Admin(self.options) as admin:
             queues = admin.queues(self.options.topic)
             self.check_named(queues)
+            # Spark has pickled this reader for the tasks before it asks for the partitions.
+            expression = self._expression(admin)
             return [
-                part
+                replace(part, expression=expression)
                 for queue in queues
                 for part in parts_of(
                     self.range_of(admin, queue), self.asked.max_messages_per_partition
@@ -74,8 +79,11 @@ class MessageReader(DataSourceReader):
             takes = partial(self._takes, partition)
             answers: list[bytes] = []
             size, following = 0, partition.begin
-            for data, begin, following in admin.read_bytes(queue, partition.begin, partition.end):
-                if following > begin and not data:
+            expression = partition.expression
+            for data, begin, following in admin.read_bytes(
+                queue, partition.begin, partition.end, expression=expression
+            ):
+                if following > begin and not data and expression == ALL_TAGS:
                     self.report_loss(f"{queue} has no messages from {begin} to {following} now")
                 answers.append(data)
                 size += len(data)
@@ -90,17 +98,19 @@ class MessageReader(DataSourceReader):
 
     def range_of(self, admin: Admin, queue: MessageQueue) -> QueueRange:
         """Return the range that the options ask for; report messages of it that are gone."""
-        read, lowest, highest = self.asked, admin.min_offset(queue), admin.max_offset(queue)
+        read, narrowed = self.asked, self.narrowed
+        lowest, highest = admin.min_offset(queue), admin.max_offset(queue)
         begin = _offset_of(read.starts, queue, lowest, highest)
         end = _offset_of(read.ends, queue, lowest, highest)
         if begin > highest:
             self.report_loss(f"{queue} ends at offset {highest}; startingOffsets asks for {begin}")
-        if read.start_timestamp >= 0:
-            begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
-        if read.end_timestamp >= 0:
+        if (start_ms := max(read.start_timestamp, narrowed.start_ms)) >= 0:
+            begin = max(begin, admin.offset_by_time(queue, start_ms))
+        ends_ms = [time for time in (read.end_timestamp, narrowed.end_ms) if time >= 0]
+        if ends_ms:
             # For a time after the newest message, brokers before 5.2 return that message's offset,
             # not the next offset. So add 1; `_takes` drops a message that is too new.
-            end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
+            end = min(end, admin.offset_by_time(queue, min(ends_ms)) + 1)
         queue_range = QueueRange(queue, begin, end)
         if end > highest:
             self.report_loss(f"{queue} ends at offset {highest}; endingOffsets asks for {end}")
@@ -115,6 +125,15 @@ class MessageReader(DataSourceReader):
         is_early = (store_ms < end_ms) | (end_ms < 0)
         is_between = (offset >= partition.begin) & (offset < partition.end)
         return is_between & is_early & (store_ms >= self.asked.start_timestamp)
+
+    def _expression(self, admin: Admin) -> str:
+        """Return the brokers' filter. If queues hold batches, the brokers do not know the tags in
+        them, so pull all messages."""
+        if not self.narrowed.tags:
+            return ALL_TAGS
+        attributes = admin.topic_attributes(self.options.topic).values()
+        has_batches = any(each.get("queue.type") == "BatchCQ" for each in attributes)
+        return ALL_TAGS if has_batches else self.narrowed.expression
 
     def check_named(self, queues: Sequence[MessageQueue]) -> None:
         """Raise an OptionError if an option names a queue that the topic does not have."""
@@ -144,6 +163,14 @@ class MessageReader(DataSourceReader):
                 f"{text}: retention deletes old messages. Begin later (startingOffsets, "
                 "startTimestamp), or read what is left with failOnDataLoss=false"
             )
+
+
+class FilteringReader(MessageReader):
+    """The reader of sessions that pass filters to readers, from Spark 4.1 on."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 (Spark's name)
+        self.narrowed = Narrowed.by(filters)
+        return filters
 
 
 def check_schema(schema: StructType) -> None:
