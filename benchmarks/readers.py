@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.figures import Case, Figures
 from benchmarks.lanes.runs import SparkBench, run_batch, run_stream, spark_figures
@@ -164,8 +164,8 @@ def _read(reader: MessageReader, most: int) -> int:
 def main(arguments: list[str]) -> None:
     """Warm up, say so, read, print the figures."""
     options = dict(argument.split("=", 1) for argument in arguments)
-    given: dict[str, Any] = {name: options[name] for name in ("nameServer", "topic")}
-    reader = MessageReader(*ReadOptions.parse(given))
+    place = {name: options[name] for name in ("nameServer", "topic")}
+    reader = MessageReader(*ReadOptions.parse(place))
     messages = int(options["messages"])
     _read(reader, messages)
     print("READY", flush=True)  # noqa: T201

@@ -125,7 +125,7 @@ def _single_batches(
 
 
 def _columns(stored: StoredColumns, broker_name: str) -> tuple[pa.RecordBatch, Mask]:
-    """Return the rows without their bodies, and whether each one is right."""
+    """Return the rows without their bodies, and whether the row holds its message."""
     fixed, properties, count = stored.fixed, stored.properties, len(stored)
     event_time, is_time = _event_times(properties.texts(EVENT_TIME_PROPERTY))
     arrays = {

@@ -154,10 +154,10 @@ NOON_MS = int(NOON.timestamp() * 1000)
     ],
 )  # fmt: skip
 def test_which_filters_narrow(filters: list[tuple[str, str, Any]], narrowed: Narrowed) -> None:
-    made = [type(kind, (), {"attribute": (column,), "value": value})()
+    objects = [type(kind, (), {"attribute": (column,), "value": value})()
             for kind, column, value in filters]  # fmt: skip
     reader = FilteringReader(*ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC}))
-    assert reader.pushFilters([*made, object()])[:-1] == made
+    assert reader.pushFilters([*objects, object()])[:-1] == objects
     assert reader.narrowed == narrowed
 
 
