@@ -110,8 +110,10 @@ def test_an_empty_text_is_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4MiB", 2**22), ("1k", 1024), ("1MB", 10**6), ("12b", 12), (5000, 5000)]
-)
+    ("text", "size"),
+    [("4MiB", 2**22), ("1k", 1024), ("1MB", 10**6), ("12b", 12), (5000, 5000), ("3m", 3 * 2**20),
+     ("1g", 2**30), ("2GiB", 2**31), ("1GB", 10**9), ("1kb", 1000), ("1KiB", 1024)],
+)  # fmt: skip
 def test_sizes_take_units(text: object, size: int) -> None:
     assert SinkOptions.parse(maxMessageSize=text).max_message_size_bytes == size
 
@@ -144,6 +146,7 @@ def test_a_refused_secret_is_not_repeated() -> None:
         ("autoBatch", "false", ""),
         ("autoBatch", "1s, 1MiB", "1000,1048576"),
         ("faultTable", "3s:30s, 50:0, 550 : 2000", "50:0,550:2000,3000:30000"),
+        ("ledgerRetention", "send=7d, body=0", "send=604800000,body=0"),
     ],
 )
 def test_other_spellings_of_values(name: str, value: object, shown: str) -> None:

@@ -107,7 +107,7 @@ def swapped_arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
 def dropped_argument(node: cst.Call) -> Iterator[cst.CSTNode]:
     """Leave out an argument with a name: a default takes its place."""
     for place, argument in enumerate(node.args):
-        if argument.keyword is not None:
+        if argument.keyword is not None and argument.keyword.value != "strict":
             yield node.with_changes(args=[*node.args[:place], *node.args[place + 1 :]])
 
 

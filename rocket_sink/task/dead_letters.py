@@ -118,8 +118,6 @@ class DeadLetterTopic:
             )  # fmt: skip
 
     def _request(self, row: Mapping[str, Any]) -> SendRequest | None:
-        if not row["body"]:
-            return None
         context = {
             name: str(row[column]) for name, column in _CONTEXT.items() if row[column] is not None
         }

@@ -36,10 +36,7 @@ _PART_BYTES: Final = 8 << 20
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield slices of the batch with about _PART_BYTES each, in order."""
     rows, size = batch.num_rows, sum(map(_bytes_of, batch.columns))
-    if size <= _PART_BYTES:
-        yield batch
-        return
-    step = max(1, rows * _PART_BYTES // size)
+    step = max(1, rows * _PART_BYTES // max(1, size))
     for start in range(0, rows, step):
         yield batch.slice(start, step)
 

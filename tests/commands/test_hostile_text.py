@@ -276,9 +276,7 @@ def test_ledger_show(ledger: str, view: str, form: list[str]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "arguments",
-    [["backfill", "--dry-run"], ["transactions", "list", "--all"]],
-    ids=" ".join,
+    "arguments", [["backfill", "--dry-run"], ["transactions", "list", "--all"]], ids=" ".join
 )
 def test_commands_that_need_spark(spark: Any, ledger: str, arguments: list[str]) -> None:
     judge_on_terminal([*arguments, "--ledger", ledger], shows="x1b", spark=spark)

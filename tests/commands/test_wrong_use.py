@@ -72,11 +72,7 @@ RIGHT = {
     "--reason": "asked the customer",
 }
 """Right values for other options, so that a command reaches the wrong value."""
-NOT_FOR = {
-    "backfill": {"--format", "--reason"},
-    "dlq export": {"--ledger"},
-    "options": {"--group"},
-}
+NOT_FOR = {"backfill": {"--format", "--reason"}, "dlq export": {"--ledger"}, "options": {"--group"}}
 
 
 def right(path: tuple[str, ...], *without: str) -> list[str]:

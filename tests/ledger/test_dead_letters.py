@@ -84,10 +84,7 @@ def test_order_and_identity():
     assert len(set(ids)) == 5
 
 
-@given(
-    st.lists(st.binary(min_size=0, max_size=30), max_size=40),
-    st.integers(1, 60),
-)
+@given(st.lists(st.binary(min_size=0, max_size=30), max_size=40), st.integers(1, 60))
 def test_big_sets_are_cut_and_nothing_is_lost(bodies, limit):
     before, records._BATCH_BYTES = records._BATCH_BYTES, limit
     try:

@@ -110,8 +110,7 @@ def test_of_tables_that_are_made_at_once_one_is_made(tmp_path: Path) -> None:
         path, results = tmp_path / str(number), list[bool]()
         place = resolve_path(path)
         at_once(
-            WRITERS,
-            lambda place=place, made=results: made.append(create_table(place, schema, {})),
+            WRITERS, lambda place=place, made=results: made.append(create_table(place, schema, {}))
         )
         assert sorted(results) == [False] * (WRITERS - 1) + [True]
         assert DeltaTable(path).version() == 0

@@ -28,13 +28,7 @@ from rocket_sink.net import tls
 from rocket_sink.net.channel import FLOOD_READ_BYTES
 from rocket_sink.net.client import READ, UNREAD_ANSWERS_BYTES, WRITE, NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import (
-    PATIENCE_S,
-    READ_BYTES,
-    StreamEnded,
-    StreamState,
-    Transport,
-)
+from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, StreamState, Transport
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster

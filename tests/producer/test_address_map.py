@@ -51,10 +51,7 @@ def test_an_address_that_leads_nowhere_is_explained(
     with pytest.raises(ConnectError, match=words) as caught:
         make_producer(sendMsgTimeout=2000).send(Message("orders", b"x"))
     assert str(caught.value).count(MAP) == 1
-    with (
-        Admin(nameServer=cluster.name_server) as admin,
-        pytest.raises(ConnectError, match=words),
-    ):
+    with Admin(nameServer=cluster.name_server) as admin, pytest.raises(ConnectError, match=words):
         admin.max_offset(MessageQueue("orders", "broker-a", 0))
 
 

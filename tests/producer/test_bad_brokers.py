@@ -24,11 +24,7 @@ from tests.producer.engine.test_shared_state import open_in
 from tests.producer.waiting import until
 
 IN_FLIGHT = (16, 64, 200, 500, 2000)
-LONG = {
-    "faultTable": "500:10m",
-    "sendMsgTimeout": "600s",
-    "retryBackoffMs": "1",
-}
+LONG = {"faultTable": "500:10m", "sendMsgTimeout": "600s", "retryBackoffMs": "1"}
 """Options by which a broker that was late, or failed, stays isolated for the whole test."""
 
 

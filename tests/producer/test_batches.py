@@ -23,9 +23,7 @@ def limit_bodies(cluster, most, code=13, remark="the message body is too large")
     """Let brokers refuse larger bodies, as with a smaller maxMessageSize of their own."""
     for broker in cluster.brokers:
         broker.script.add(
-            Answer(code, remark),
-            matches=lambda frame: len(frame.body or b"") > most,
-            times=None,
+            Answer(code, remark), matches=lambda frame: len(frame.body or b"") > most, times=None
         )
 
 

@@ -56,12 +56,7 @@ def test_every_message_has_its_line(cluster, make):
     assert set(sent) == {single.message_id, *batch.message_id.split(","), result.transaction_id}
     first = sent[single.message_id]
     fields = (first.producer_group, first.topic, first.tags, first.keys)
-    assert fields == (
-        "g",
-        "orders",
-        "t",
-        "k1 k2",
-    )
+    assert fields == ("g", "orders", "t", "k1 k2")
     assert (first.body_length, first.success, first.message_type) == (3, True, MessageType.NORMAL)
     assert first.store_host == single.broker_address
     assert first.offset_message_id == single.offset_message_id

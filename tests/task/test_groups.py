@@ -31,6 +31,7 @@ from rocket_sink.testing import (
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
 from tests.group_faults import FAULTS
+from tests.ledger.values import spool_rows
 from tests.task.one_task import run_task
 
 TOPIC = "t"
@@ -93,7 +94,15 @@ def test_each_message_is_whole_and_there_once(
     assert (total.acked, total.requests, total.attempts) == (ROWS, ROWS, ROWS)
     assert sum(groups) == ROWS and max(groups) > 100
     stored = [message for broker in cluster.brokers for message in broker.store.messages(TOPIC)]
-    assert len({message.properties["UNIQ_KEY"] for message in stored}) == len(stored) == ROWS
+    ids = {message.properties["UNIQ_KEY"] for message in stored}
+    assert len(ids) == len(stored) == ROWS
+    sends = [row for row in spool_rows(*tmp_path.rglob("*.arrow")) if row["kind"] == "send"]
+    assert sum(row["frames"] or 1 for row in sends) == ROWS
+    for row in (row for row in sends if row["frames"]):
+        sent = row["message_ids"].split("\x02")
+        assert ids.issuperset(sent) and len(sent) == row["frames"]
+        times = [row[f"rtt_{name}ms"] for name in ("min_", "p50_", "p95_", "p99_", "")]
+        assert times == sorted(times) and 0 < times[0] < times[4]
     for message in stored:
         n = int(message.body.removeprefix(b"body-"))
         assert (message.properties["name"], message.properties[HOSTILE], message.flag) == (

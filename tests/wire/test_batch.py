@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.message import Message
-from rocket_sink.wire.batch import (
-    INNER_OVERHEAD_BYTES,
-    check_batch,
-    encode_inner,
-    iter_batch,
-)
+from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner, iter_batch
 from rocket_sink.wire.properties import encode_properties
 from tests.decoding import encode_batch, encode_message
 

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.connection import (
-    Answered,
-    Connection,
-    UnexpectedAnswer,
-    Violation,
-)
+from rocket_sink.wire.connection import Answered, Connection, UnexpectedAnswer, Violation
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame
 

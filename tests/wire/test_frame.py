@@ -88,9 +88,7 @@ def test_a_frame_survives_the_wire(frame: Frame, encode, feed: Feed):
 
 GOLDEN = [
     pytest.param(
-        request(),
-        "00000019 01000015 0067 00 091d 00000000 00000000 00000000 00000000",
-        id="C10",
+        request(), "00000019 01000015 0067 00 091d 00000000 00000000 00000000 00000000", id="C10"
     ),
     pytest.param(
         request(remark="Sample Remark"),

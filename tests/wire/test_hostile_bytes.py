@@ -11,11 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.headers import (
-    Frame,
-    decode_binary_header,
-    decode_json_header,
-)
+from rocket_sink.wire.headers import Frame, decode_binary_header, decode_json_header
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import decode_properties
 from rocket_sink.wire.responses import decode_pushed_reply

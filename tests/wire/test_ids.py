@@ -97,11 +97,7 @@ def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: l
 
 @given(
     asked=st.lists(
-        st.tuples(
-            st.sampled_from([1, 300, 65_535, 65_537]),
-            st.integers(995, 1005),
-        ),
-        max_size=4,
+        st.tuples(st.sampled_from([1, 300, 65_535, 65_537]), st.integers(995, 1005)), max_size=4
     )
 )
 @settings(deadline=None, max_examples=20)

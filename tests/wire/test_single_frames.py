@@ -49,10 +49,7 @@ def frames(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
     return buffer.to_pybytes()
 
 
-KINDS = {
-    "json": {},
-    "signed": {"signer": Credentials("key", "secret").signer()},
-}
+KINDS = {"json": {}, "signed": {"signer": Credentials("key", "secret").signer()}}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,10 +101,7 @@ def test_an_inner_batch_is_unwrapped():
     assert [
         (message.body, message.flag, message.queue_offset, message.properties)
         for message in decoded
-    ] == [
-        (b"one", 5, 10, {"k": "1"}),
-        (b"two", 6, 11, {"k": "2"}),
-    ]
+    ] == [(b"one", 5, 10, {"k": "1"}), (b"two", 6, 11, {"k": "2"})]
 
 
 def test_properties_in_another_encoding_are_replaced_as_in_java():

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.message import Message
-from rocket_sink.wire.trace import (
-    EndTransactionTrace,
-    MessageType,
-    PubTrace,
-    encode_traces,
-)
+from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, encode_traces
 from tests.decoding import decode_trace
 
 PUB = PubTrace(

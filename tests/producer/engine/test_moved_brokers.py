@@ -216,9 +216,7 @@ def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_e
     timer.join()
 
 
-def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
-    make_engine: Any,
-) -> None:
+def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_engine: Any) -> None:
     """The topic's other broker has not registered with the restarted name server."""
     with FakeCluster(queues=0) as cluster:
         cluster.create_topic("orders")
