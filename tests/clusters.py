@@ -1,4 +1,4 @@
-"""Real clusters for tests: one per worker process, repaired before each test."""
+"""Clusters for tests: scripted ones, and a real one per worker, repaired before each test."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
 TRANSACTIONS = {
@@ -20,6 +23,19 @@ TRANSACTIONS = {
 
 LAST_LINES = 50
 """The number of last lines that a failure shows of each log."""
+
+
+def scripted_cluster(brokers: int = 2, *, scope: Any = "function", **queues: int) -> Any:
+    """Return a fixture, a scripted cluster; `queues` has the number of queues by topic."""
+
+    @pytest.fixture(scope=scope)
+    def cluster() -> Iterator[FakeCluster]:
+        with FakeCluster(brokers=brokers) as fake:
+            for topic, count in queues.items():
+                fake.create_topic(topic, count)
+            yield fake
+
+    return cluster
 
 
 def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:

@@ -25,17 +25,14 @@ from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import listener, transactions
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.test_layers import MODULES, layer_of
 
 _LONGEST_S = 20.0
 """The longest time for a child; only a child that hangs uses all of it."""
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("orders", 4)
-        yield fake
+cluster = scripted_cluster(orders=4)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +28,9 @@ from benchmarks.stub.server import StubServers
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import scripted_cluster
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as made:
-        made.create_topic("t")
-        yield made
+cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture(autouse=True)

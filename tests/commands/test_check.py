@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame, response_to
+from tests.clusters import scripted_cluster
 from tests.ledger.night import at, store
 from tests.ledger.values import attempt, context
 from tests.run_command import run_command
@@ -24,11 +24,7 @@ Findings = dict[str, tuple[str, str]]
 UNKNOWN = Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 106 not supported")
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t", 8)
-        yield fake
+cluster = scripted_cluster(1, t=8)
 
 
 def check(cluster: FakeCluster, *more: str, topic: str = "t", code: int = 0) -> Findings:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import scripted_cluster
 from tests.run_command import Done, run_command
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("orders", queues=1)
-        yield fake
+cluster = scripted_cluster(1, orders=1)
 
 
 @pytest.mark.parametrize(

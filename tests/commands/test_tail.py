@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,14 +14,10 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import scripted_cluster
 from tests.run_command import Done, run_command
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t", 1)
-        yield fake
+cluster = scripted_cluster(1, t=1)
 
 
 def tail(cluster: FakeCluster, *arguments: str, code: int = 0) -> Done:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,10 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.route import QueueData, decode_route
+from tests.clusters import scripted_cluster
 from tests.run_command import run_command
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        yield fake
+cluster = scripted_cluster()
 
 
 def settings(cluster: FakeCluster, topic: str) -> dict[str, tuple[int, int, int]]:

@@ -18,18 +18,14 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import scripted_cluster
 from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, confirmed, context, letter
 from tests.ledger.views import quick_ledger
 from tests.recorded import ROWS, run, verified
 from tests.run_command import run_command
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("t", queues=2)
-        yield fake
+cluster = scripted_cluster(t=2)
 
 
 Delete = Callable[[StoredMessage], None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from rocket_sink import Ledger, RocketSink
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.values import Totals
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.values import accounts, confirmed, context
 from tests.ledger.views import quick_ledger
 
@@ -40,11 +40,7 @@ with TableProducer(nameServer=name_server, topic="t", ledger=ledger, sendMsgTime
 """
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(1, t=4)
 
 
 def epochs_of(folder: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.run_command import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -33,11 +34,7 @@ Family = list[psutil.Process]
 """The processes of a backfill: the driver, its JVM, the workers of Python."""
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 4)
-        yield fake
+cluster = scripted_cluster(**{TOPIC: 4})
 
 
 def command(cluster: FakeCluster, folder: Path, *more: str) -> list[str]:

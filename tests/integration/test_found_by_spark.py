@@ -11,7 +11,6 @@ import os
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 import rocket_sink
 from rocket_sink.spark.session_checks import FORMAT
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 
 ROOT = Path(rocket_sink.__file__).parents[1]
 FRAMES_AND_SQL = """
@@ -85,11 +85,7 @@ def bodies(cluster: FakeCluster) -> list[str]:
     return sorted(message.body.decode() for message in cluster.messages("t"))
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t", 4)
-        yield fake
+cluster = scripted_cluster(1, t=4)
 
 
 @pytest.fixture

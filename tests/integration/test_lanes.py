@@ -5,7 +5,6 @@ from __future__ import annotations
 import calendar
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, OptionError
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
 from . import lanes
@@ -28,10 +28,7 @@ PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}
 """Options by which a busy machine does not make a scripted broker look slow."""
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        yield fake
+cluster = scripted_cluster(scope="module")
 
 
 @pytest.fixture(

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink, build_session
 from rocket_sink.testing import Answer, Delay, FakeCluster
+from tests.clusters import scripted_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -39,11 +39,7 @@ def play(spark: Any, name_server: str, folder: str) -> None:
     Ledger(f"{folder}/ledger").sync(spark)
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 1)
-        yield fake
+cluster = scripted_cluster(**{TOPIC: 1})
 
 
 def start(cluster: FakeCluster, folder: Path) -> subprocess.Popen[bytes]:

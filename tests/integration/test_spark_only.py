@@ -5,7 +5,6 @@ A file system of Hadoop's gives local files the scheme `oss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rocket_sink.ledger.transport.handed import RowsInMemory, spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.values import accounts, context
 
 from .lanes import LANES
@@ -52,11 +52,7 @@ def store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(1, t=4)
 
 
 def play(

@@ -12,7 +12,7 @@ from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_flight_rows, isolation_rows, resolution_rows, send_rows
-from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.ledger.report import Report, Scope
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import queried, rows_of

@@ -32,6 +32,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster, IncompleteAnswer
 from rocket_sink.wire.codes import PermName
+from tests.clusters import scripted_cluster
 from tests.ledger.views import report_of
 from tests.net.test_transport import IP, Authority
 from tests.tls_relay import TlsFront, TlsRelay
@@ -203,11 +204,7 @@ def test_each_error_class_has_a_remedy_and_a_case() -> None:
     assert {each.code for each in ERROR_OF_CODE.values()} <= set(CASES)
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(1, t=4)
 
 
 def run(

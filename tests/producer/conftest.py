@@ -15,14 +15,9 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
-from tests.clusters import make_topic, read_topic, repair
+from tests.clusters import make_topic, read_topic, repair, scripted_cluster
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, queues=4) as fake:
-        fake.create_topic("orders", 4)
-        yield fake
+cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ The brokers' own request logs show who was sent what.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from rocket_sink.routing.fault import FAILING, SILENT, SLOW, FaultProfile
 from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
+from tests.clusters import scripted_cluster
 from tests.producer.conftest import request
 from tests.producer.engine.test_shared_state import open_in
 from tests.producer.waiting import until
@@ -103,11 +104,7 @@ MODES: dict[str, tuple[Mode, dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, queues=4) as fake:
-        fake.create_topic("orders", 4)
-        yield fake
+cluster = scripted_cluster(orders=4)
 
 
 @pytest.mark.parametrize("fault", ["late", "error", "frozen"])

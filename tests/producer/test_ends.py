@@ -21,19 +21,16 @@ from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.net.transport import Transport
 from rocket_sink.producer.hooks import SendHook
-from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Drop
 from rocket_sink.wire.codes import RequestCode, ResponseCode
+from tests.clusters import scripted_cluster
 from tests.producer.test_request_reply import push
 from tests.producer.waiting import until
 
 WAIT_S = 10.0
 
 
-@pytest.fixture
-def cluster():
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("orders", 4)
-        yield cluster
+cluster = scripted_cluster(1, orders=4)
 
 
 @pytest.mark.parametrize("is_long", [True, False])

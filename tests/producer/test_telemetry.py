@@ -40,6 +40,7 @@ from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.route import TopicRoute
+from tests.clusters import scripted_cluster
 from tests.producer.waiting import held
 
 
@@ -51,11 +52,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
     return reader
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as running:
-        running.create_topic("orders", queues=2)
-        yield running
+cluster = scripted_cluster(orders=2)
 
 
 def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:

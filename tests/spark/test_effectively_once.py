@@ -24,6 +24,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from tests.clusters import scripted_cluster
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
@@ -110,11 +111,7 @@ def _crash_at(body: Any, requests: int) -> None:
         raise Crash
 
 
-@pytest.fixture
-def cluster() -> Any:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture(params=["none", "best_effort", "strict"])

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark.plans import plan_digest
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
 pytestmark = pytest.mark.spark
@@ -123,10 +124,7 @@ def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
     assert len(digests) == 2
 
 
-@pytest.fixture
-def cluster() -> Any:
-    with FakeCluster(brokers=1) as fake:
-        yield fake
+cluster = scripted_cluster(1)
 
 
 @pytest.mark.parametrize(

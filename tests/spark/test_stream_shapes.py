@@ -15,16 +15,14 @@ import pytest
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 
 pytestmark = pytest.mark.spark
 
 DEADLINE_S = 180.0
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as cluster:
-        yield cluster
+cluster = scripted_cluster(1, scope="module")
 
 
 class World:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +14,14 @@ from rocket_sink import register
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 
 pytestmark = pytest.mark.spark
 
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-        yield cluster
+cluster = scripted_cluster(1, flights=1, scope="module")
 
 
 @pytest.fixture

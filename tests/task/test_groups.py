@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from rocket_sink.testing import (
 )
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
+from tests.clusters import scripted_cluster
 from tests.group_faults import FAULTS
 from tests.ledger.values import spool_rows
 from tests.task.one_task import run_task
@@ -40,11 +40,7 @@ ROWS = 900
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, queues=4) as fake:
-        fake.create_topic(TOPIC, 4)
-        yield fake
+cluster = scripted_cluster(**{TOPIC: 4})
 
 
 @pytest.fixture(autouse=True)

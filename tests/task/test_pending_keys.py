@@ -14,6 +14,7 @@ from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import scripted_cluster
 from tests.task.one_task import run_task
 from tests.task.test_worker import spooled
 
@@ -33,11 +34,7 @@ def refuse(cluster: FakeCluster, times: int) -> None:
         broker.on_send(Answer(13, "the message is illegal"), times=times)
 
 
-@pytest.fixture
-def cluster() -> Any:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(1, t=4)
 
 
 def stored(cluster: FakeCluster) -> list[bytes]:

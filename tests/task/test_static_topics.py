@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rocket_sink.spark.backfill.home_queues import absent_homes
 from rocket_sink.task.queue_snapshot import Pinned, queues_of
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.route import QueueMapping, TopicRoute
+from tests.clusters import scripted_cluster
 
 from .one_task import run_task
 
@@ -25,11 +26,7 @@ KEYS = [f"key-{n}" for n in range(32)]
 QUEUES = 8
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("orders", QUEUES)
-        yield fake
+cluster = scripted_cluster(orders=QUEUES)
 
 
 @pytest.fixture

@@ -22,14 +22,10 @@ from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
+from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2, queues=4) as fake:
-        fake.create_topic("orders", 4)
-        yield fake
+cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.tracing import RequestTraces
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.trace import MessageType, PubTrace, Trace
+from tests.clusters import scripted_cluster
 from tests.decoding import decode_trace
 from tests.task.one_task import run_task
 
@@ -23,11 +23,7 @@ TOPIC = "RMQ_SYS_TRACE_TOPIC"
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic(TOPIC, 1)
-        yield fake
+cluster = scripted_cluster(**{TOPIC: 1})
 
 
 def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:

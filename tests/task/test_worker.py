@@ -15,6 +15,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
@@ -62,11 +63,7 @@ def send(
         raise
 
 
-@pytest.fixture
-def cluster() -> Any:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_pull_answer, decode_send_answer
 from rocket_sink.wire.route import decode_route
 from rocket_sink.wire.stored import decode_stored
+from tests.clusters import scripted_cluster
 
 
 class Client:
@@ -62,10 +63,7 @@ def send(topic: str = "t", queue_id: int = 0, body: bytes = b"hello", **more: ob
     )  # fmt: skip
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        yield fake
+cluster = scripted_cluster()
 
 
 @pytest.fixture

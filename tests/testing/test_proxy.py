@@ -33,14 +33,11 @@ from rocket_sink.testing.proxy import Cutter
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame
+from tests.clusters import scripted_cluster
 
 from .test_fake_cluster import Client, send
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        yield fake
+cluster = scripted_cluster(1, scope="module")
 
 
 @pytest.fixture

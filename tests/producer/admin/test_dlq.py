@@ -16,17 +16,13 @@ from rocket_sink.producer.admin.dlq import RESENDS, DlqQuery, Resender
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import scripted_cluster
 
 GROUP = "billing"
 TOPIC = DLQ_PREFIX + GROUP
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("orders", 4)
-        fake.create_topic(TOPIC, 1)
-        yield fake
+cluster = scripted_cluster(orders=4, **{TOPIC: 1})
 
 
 @pytest.fixture

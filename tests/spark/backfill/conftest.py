@@ -1,14 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.clusters import scripted_cluster
 
-import pytest
-
-from rocket_sink.testing import FakeCluster
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=2) as fake:
-        fake.create_topic("t", 4)
-        yield fake
+cluster = scripted_cluster(t=4)
