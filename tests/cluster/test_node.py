@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,17 +18,9 @@ from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.node import Node, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe, ProbeFailed, accepts
 from rocket_sink.errors import ClusterError
+from tests.producer.waiting import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def eventually(true: Callable[[], bool], within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def running(pid: int) -> bool:
@@ -62,10 +53,10 @@ def node(tmp_path: Path, guard: Guard) -> Iterator[Node]:
 def test_freeze_thaw_kill(node: Node) -> None:
     process = psutil.Process(node.pid)
     node.freeze()
-    assert eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
     assert node.alive
     node.thaw()
-    assert eventually(lambda: process.status() != psutil.STATUS_STOPPED)
+    until(lambda: process.status() != psutil.STATUS_STOPPED)
     node.freeze()
     node.kill()
     assert not node.alive
@@ -85,7 +76,7 @@ def test_cpu_seconds_outlive_a_kill(tmp_path: Path, guard: Guard) -> None:
     busy = Node(spec(tmp_path, "while True: pass"), guard.join)
     assert busy.cpu_s() == 0
     busy.spawn()
-    assert eventually(lambda: busy.cpu_s() > 0.1)
+    until(lambda: busy.cpu_s() > 0.1)
     before_s = busy.cpu_s()
     busy.kill()
     assert busy.cpu_s() >= before_s
@@ -106,7 +97,7 @@ def test_the_users_java_options_do_not_reach_it(
     script = "import os; print(os.environ.get('JAVA_TOOL_OPTIONS'), os.environ['CLASSPATH'])"
     node = Node(spec(tmp_path, script), guard.join)
     node.spawn()
-    assert eventually(lambda: not node.alive)
+    until(lambda: not node.alive)
     assert node.log_tail() == "None /x.jar"
 
 
@@ -115,7 +106,7 @@ def test_settings_are_written_at_each_start_with_mode_0600(tmp_path: Path, guard
     file = node.spec.settings_file
     for _ in range(2):
         node.spawn()
-        assert eventually(lambda: not node.alive)
+        until(lambda: not node.alive)
         assert file.read_text() == "k=v\n"
         assert file.stat().st_mode & 0o077 == 0
         file.write_text("changed by the broker")
@@ -151,7 +142,7 @@ def test_closing_the_guard_ends_the_group(tmp_path: Path) -> None:
     node.spawn()
     guard.close()
     guard.close()
-    assert eventually(lambda: not node.alive)
+    until(lambda: not node.alive)
 
 
 OWNER = """
@@ -185,7 +176,7 @@ def test_processes_die_with_a_killed_owner(tmp_path: Path, kind: str) -> None:
     owner.kill()
     owner.wait()
     try:
-        assert eventually(lambda: not running(pid))
+        until(lambda: not running(pid))
     finally:
         owner.stdout.close()
         if kind == "fork":

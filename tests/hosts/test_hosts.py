@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 
 from tests.hosts import world
 from tests.hosts.forwarder import IN, OUT, Impairment, Line, Segment, _checksum, _tcp
+from tests.producer.waiting import until
 
 LACKS = world.missing()
 needs_hosts = pytest.mark.skipif(bool(LACKS), reason=f"no hosts can be made here: {LACKS}")
@@ -76,7 +75,7 @@ def test_a_killed_run_leaves_nothing_behind(number: signal.Signals) -> None:
     assert len(_marked(mark)) > 5, "the host's processes can be seen from here"
     owner.send_signal(number)
     owner.wait()
-    _until(lambda: not _marked(mark))
+    until(lambda: not _marked(mark), poll_s=0.05)
     owner.stdout.close()
     assert not Path("/tmp", mark).exists()
     assert not Path("/run", mark).exists()
@@ -93,13 +92,6 @@ def _marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return matches
-
-
-def _until(check: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
 
 
 def _segment(number: int, *, payload: int = 10, back: bool = False) -> bytes:

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
+from tests.producer.waiting import until
 
 pytestmark = [
     pytest.mark.spark,
@@ -65,17 +66,12 @@ def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
         )  # fmt: skip
         query = start(source.frame.writeStream.foreach(sink), tmp_path)
         try:
-            until_s = time.monotonic() + 300
             for number in range(20):
                 source.put(str(number))
-            while len(cluster.messages("t")) < 20 and query.isActive:
-                assert time.monotonic() < until_s
-                time.sleep(0.05)
+            until(lambda: len(cluster.messages("t")) == 20 or not query.isActive, 300)
             assert query.exception() is None
             # An epoch counts only after its end.
-            while not any(progress["numInputRows"] for progress in query.recentProgress):
-                assert time.monotonic() < until_s
-                time.sleep(0.05)
+            until(lambda: any(each["numInputRows"] for each in query.recentProgress), 300)
         finally:
             query.stop()
         assert sorted(int(message.body) for message in cluster.messages("t")) == list(range(20))

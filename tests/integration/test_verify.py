@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from rocket_sink.task.table_producer import TableProducer
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic
 from tests.ledger.values import context
+from tests.producer.waiting import until
 from tests.recorded import run, verified
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -40,13 +41,6 @@ def cluster() -> Iterator[LocalCluster]:
     running.stop()
 
 
-def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
-
-
 def test_planted_faults_delays_and_retention(cluster: LocalCluster, tmp_path: Path) -> None:
     servers, ledger = cluster.name_server, tmp_path / "ledger"
     checked = ("--ledger", str(ledger))
@@ -62,12 +56,12 @@ def test_planted_faults_delays_and_retention(cluster: LocalCluster, tmp_path: Pa
             servers, ledger, context(epoch=1, task_attempt_id=1), 2, delay_level=delays,
             delivery_timestamp=times,
         )  # fmt: skip
-        until(lambda: admin.count("t") == 450)
+        until(lambda: admin.count("t") == 450, poll_s=0.2)
         sums = {"topic": "t", "acknowledged": 600, "adds_up": True, "not_due": 150}
         assert verified(servers, *checked) == {**sums, "found": 450}
 
         cluster.admin("deleteExpiredCommitLog", "-n", servers)
-        until(lambda: admin.count("t") == 150)
+        until(lambda: admin.count("t") == 150, poll_s=0.2)
         assert verified(servers, *checked) == {**sums, "found": 150, "expired": 300}
 
         run(servers, ledger, context(epoch=2, task_attempt_id=2), 3)

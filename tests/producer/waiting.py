@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from rocket_sink.producer.producer import Producer
 
 
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Check the condition every millisecond; fail when the time is over."""
+def until(condition: Callable[[], object], timeout_s: float = 120.0, poll_s: float = 0.001) -> None:
+    """Check the condition again and again; fail when the time is over."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.001)
+        time.sleep(poll_s)
 
 
 @contextmanager

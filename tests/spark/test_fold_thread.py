@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +28,12 @@ from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
 from tests.ledger.values import accounts, context, session
+from tests.producer.waiting import until
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
 CONSOLE = "rocket_sink.spark.console"
 DEADLINE_S = 60.0
+wait_for = partial(until, poll_s=0.05)
 
 
 def done(epoch: int, rows: int, run: str = "run-1", *, read: int | None = None) -> Any:
@@ -48,13 +51,6 @@ def write(folder: Path, epoch: int, rows: int, run: str = "run-1", dead: int = 0
     spool = SpoolWriter(resolve_path(folder), ctx)
     spool.append(accounts(ctx, acked=rows - dead, dead=dead))
     spool.seal()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
 
 
 @pytest.fixture

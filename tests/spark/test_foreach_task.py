@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,20 @@ from rocket_sink import RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.rows.row_batcher import RowBatcher
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
+from tests.producer.waiting import until
 
 LONG_S = 60.0
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(t=4)
 
 
 def sink_of(cluster: FakeCluster, ledger: Path, **options: Any) -> RocketSink:
     settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "sendMsgTimeout": 60_000, "appId": "a", "gatherMaxDelayMs": 1, **options}  # fmt: skip
     return RocketSink(**settings)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    until_s = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.002)
 
 
 def bodies(cluster: FakeCluster) -> list[bytes]:
@@ -76,7 +66,7 @@ def test_slow_rows_are_stored_while_the_task_goes_on(cluster: FakeCluster, tmp_p
     sink.open(0, 1)
     for number in range(5):
         sink.process(Row(body=str(number)))
-        wait_for(lambda number=number: len(bodies(cluster)) == number + 1)
+        until(lambda number=number: len(bodies(cluster)) == number + 1)
     sink.close(None)
     assert bodies(cluster) == [b"%d" % number for number in range(5)]
     epoch = account(tmp_path)
@@ -93,7 +83,7 @@ def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: 
     sink.process(Row(body="1", sharding_key="k"))
     time.sleep(0.05)
     sink.process(Row(body="2", sharding_key="k"))
-    wait_for(lambda: len(bodies(cluster)) == 2)
+    until(lambda: len(bodies(cluster)) == 2)
     sink.close(None)
     assert bodies(cluster) == [b"1", b"2"]
 
@@ -105,7 +95,7 @@ def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> N
     sink.open(0, 1)
     sink.process(Row(body="1"))
     sink.process(Row(body="2"))
-    wait_for(lambda: sorted(bodies(cluster)) == [b"1", b"2"])
+    until(lambda: sorted(bodies(cluster)) == [b"1", b"2"])
     sink.close(None)
 
 
@@ -145,7 +135,7 @@ def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
     sink = sink_of(cluster, tmp_path)
     sink.open(0, 1)
     sink.process(Row(body="early"))
-    wait_for(lambda: bodies(cluster) == [b"early", b"late"])
+    until(lambda: bodies(cluster) == [b"early", b"late"])
     sink.close(None)
     assert bodies(cluster) == [b"early", b"late"]
 
@@ -175,11 +165,11 @@ class TestErrors:
         sink = sink_of(cluster, tmp_path, onInvalid="fail")
         sink.open(0, 1)
         sink.process(Row(body="good"))
-        wait_for(lambda: bodies(cluster) == [b"good"])
+        until(lambda: bodies(cluster) == [b"good"])
         # The thread may have taken the row, and failed, before this call looks.
         with contextlib.suppress(DeliveryError):
             sink.process(Row(body=None))
-        wait_for(lambda: not threads())
+        until(lambda: not threads())
         return sink
 
     def test_the_next_row_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
@@ -197,7 +187,7 @@ class TestErrors:
         sink = sink_of(cluster, tmp_path)
         sink.open(0, 1)
         sink.process(Row(body=7))
-        wait_for(lambda: not threads())
+        until(lambda: not threads())
         with pytest.raises(ColumnError) as caught:
             sink.process(Row(body="later"))
         sink.close(caught.value)
@@ -216,7 +206,7 @@ class TestErrors:
         sink.close(RuntimeError("upstream"))
         sink.open(0, 2)
         sink.process(Row(body="next"))
-        wait_for(lambda: bodies(cluster) == [b"good", b"next"])
+        until(lambda: bodies(cluster) == [b"good", b"next"])
         sink.close(None)
 
 
@@ -259,6 +249,6 @@ def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_pa
         os._exit(refused)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
-    wait_for(lambda: bodies(cluster) == [b"parent"])
+    until(lambda: bodies(cluster) == [b"parent"])
     sink.close(None)
     assert bodies(cluster) == [b"parent"]

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,12 @@ from rocket_sink.spark.datasource import RocketMQDataSource, register
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.spark
 
 DEADLINE_S = 120.0
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+wait_for = partial(until, poll_s=0.05)
 
 
 def confirmed(ledger: Ledger, spark: Any) -> int:
