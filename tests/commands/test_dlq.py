@@ -6,18 +6,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
-from rocket_sink.ledger.transport.files import sealed_files
-from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.admin.dlq import RESENDS
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode
+from tests.ledger.values import spool_rows
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
 from tests.run_command import run_command
 
@@ -45,17 +42,6 @@ def run(cluster: FakeCluster) -> Cli:
         return done.out, done.err
 
     return dlq
-
-
-def spooled(ledger: Path) -> list[dict[str, Any]]:
-    place = resolve_path(str(ledger))
-    files = place.filesystem()
-    return [
-        row
-        for info in sealed_files(place, files)
-        for batch in read_batches(info.path, files)
-        for row in batch.to_pylist()
-    ]
 
 
 def test_groups_and_letters_are_listed(run: Cli) -> None:
@@ -99,7 +85,7 @@ def test_export_to_files(run: Cli, tmp_path: Path) -> None:
 def test_export_to_a_ledger_gives_the_same_letters_each_time(run: Cli, tmp_path: Path) -> None:
     for _ in range(2):
         run("export", "-g", GROUP, "--ledger", str(tmp_path / "ledger"))
-    rows = spooled(tmp_path / "ledger")
+    rows = spool_rows(*(tmp_path / "ledger").rglob("*.arrow"))
     assert {row["kind"] for row in rows} == {DEAD_LETTER}
     assert len(rows) == 6
     assert len({row["letter_id"] for row in rows}) == 3

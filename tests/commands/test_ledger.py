@@ -12,10 +12,9 @@ from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
 from rocket_sink.ledger.records import in_order, resolution_rows
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
 from tests.ledger.night import store
-from tests.ledger.values import accounts, confirmed, context, letter, sends
+from tests.ledger.values import accounts, confirmed, context, letter, sends, write_spool
 from tests.run_command import run_command
 
 
@@ -62,15 +61,11 @@ def test_the_report(path: str) -> None:
 
 def test_unfolded_epochs_are_noted(path: str) -> None:
     for epoch in (1, 2):
-        spool = SpoolWriter(path, context(epoch=epoch))
-        spool.append(accounts(context(epoch=epoch), acked=1))
-        spool.seal()
+        write_spool(path, context(epoch=epoch), accounts(context(epoch=epoch), acked=1))
     out, err = run("report", "--ledger", path)
     assert "rows of 2 epochs are not folded yet and not shown; --fold" in err
     assert "rows of 2 epochs are not folded yet and in no table below;" in out
-    spool = SpoolWriter(path, context(epoch=3))
-    spool.append(letter(context(epoch=3)), letter(context(epoch=3)))
-    spool.seal()
+    write_spool(path, context(epoch=3), letter(context(epoch=3)), letter(context(epoch=3)))
     out, err = run("report", "--ledger", path)
     assert "rows of 3 epochs are not folded yet and not shown, 2 dead letters among them" in err
     assert "in no table below; 2 dead letters wait to be folded" in out

@@ -32,6 +32,7 @@ from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
+from tests.ledger.values import write_spool
 
 from .values import accounts, context, leave_to_spark, letter, sends, write_manifest
 
@@ -43,9 +44,9 @@ class Killed(BaseException):
 
 
 def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
-    writer = SpoolWriter(place, context(partition=partition))
-    writer.append(sends(writer._ctx, rows))
-    return writer.seal()
+    return write_spool(
+        place, context(partition=partition), sends(context(partition=partition), rows)
+    )
 
 
 def partitions(spark, root) -> Counter:
@@ -550,9 +551,9 @@ def test_on_an_object_store(spark, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         fold(spark, place, on_step=kill_at("delete"))
     for epoch in range(20):
-        writer = SpoolWriter(place, context(epoch=epoch, partition=1))
-        writer.append(sends(writer._ctx, 1))
-        writer.seal()
+        write_spool(
+            place, context(epoch=epoch, partition=1), sends(context(epoch=epoch, partition=1), 1)
+        )
     assert fold(spark, place).recovered == 1
     assert partitions(spark, tmp_path) == {0: 2, 1: 20}
     assert left(tmp_path) == []

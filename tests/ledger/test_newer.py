@@ -11,7 +11,7 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.records import resolution_rows
-from rocket_sink.ledger.transport.spool import SpoolWriter
+from tests.ledger.values import write_spool
 
 from .values import accounts, context
 
@@ -33,9 +33,9 @@ def test_letters_that_were_settled_since(spark: Any, tmp_path: Path) -> None:
     resolve("resent", "c", "d")
     resolve("unparked", "c")
     ledger.append(spark, accounts(ctx, acked=1))
-    writer = SpoolWriter(ledger.path, ctx)
-    writer.append(resolution_rows({"letter_id": ["folded"], "resolution": "dropped"}, ctx))
-    writer.seal()
+    write_spool(
+        ledger.path, ctx, resolution_rows({"letter_id": ["folded"], "resolution": "dropped"}, ctx)
+    )
     ledger.sync(spark)
     expected = {"a", "c", "d", "folded"}
     assert settled_since(place, version) == expected

@@ -24,6 +24,7 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.owner import Owner
+from tests.ledger.values import write_spool
 
 from .values import context, sends
 
@@ -68,9 +69,7 @@ def keys(store: Any, place: LedgerPath) -> list[str]:
 def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
     filesystem = place.filesystem()
     for epoch in range(EPOCHS):
-        writer = SpoolWriter(place, context(epoch=epoch))
-        writer.append(sends(context(epoch=epoch), 2))
-        writer.seal()
+        write_spool(place, context(epoch=epoch), sends(context(epoch=epoch), 2))
     files = spool_files.sealed_files(place, filesystem)
     assert len(files) == len(spool_files.spooled_epochs(place)) == EPOCHS
     assert sum(b.num_rows for info in files for b in read_batches(info.path, filesystem)) == (

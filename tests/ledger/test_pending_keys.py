@@ -16,8 +16,8 @@ from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.query.pending_keys import PendingKeys, _known, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.sql import Query
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import reader
+from tests.ledger.values import write_spool
 
 from .values import accounts, confirmed, context, letter, session
 
@@ -174,9 +174,7 @@ def test_keys_of_a_file_that_is_not_folded_yet_are_held(
     keys, ctx, later = PendingKeys(place), context(epoch=2), context(epoch=4)
     ledger.create(JAVALESS)
     keys.note(ctx, {"t": {"a"}})
-    writer = SpoolWriter(place, ctx)
-    writer.append(letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
-    writer.seal()
+    write_spool(place, ctx, letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
     ledger.append(JAVALESS, accounts(context(epoch=3), acked=1))
     assert release(JAVALESS, place) == 0
     assert keys.held_for(later) == {"t": {"a"}}

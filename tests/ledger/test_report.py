@@ -17,6 +17,7 @@ from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import queried, rows_of
 from rocket_sink.routing.fault import Isolation
+from tests.ledger.values import write_spool
 from tests.ledger.views import quick_ledger, report_of
 
 from .values import accounts, attempt, confirmed, context, letter
@@ -262,9 +263,7 @@ class TestWithoutSpark:
         assert "rocket-sink-duckdb" in found["temp_directory"]
 
     def test_what_is_not_folded_is_counted(self, ledger):
-        spool = SpoolWriter(ledger.path, context(epoch=5))
-        spool.append(accounts(context(epoch=5), acked=1))
-        spool.seal()
+        write_spool(ledger.path, context(epoch=5), accounts(context(epoch=5), acked=1))
         quick = quick_ledger(ledger.path)
         assert quick.unfolded_epochs == 1
         report = report_of(ledger.path, unfolded_epochs=quick.unfolded_epochs)

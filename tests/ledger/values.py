@@ -20,6 +20,7 @@ from rocket_sink.ledger.records import (
     epoch_row,
     send_rows,
 )
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.engine.attempt import AttemptRecord
 
@@ -75,6 +76,13 @@ def write_manifest(root: Path, files: list[str], **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values))
     return path
+
+
+def write_spool(place: Any, ctx: RunContext, *rows: pa.RecordBatch) -> str | None:
+    """Write the rows of a task as a sealed spool file; return its path."""
+    writer = SpoolWriter(place, ctx)
+    writer.append(*rows)
+    return writer.seal()
 
 
 def spool_rows(*paths: Path) -> list[dict[str, Any]]:

@@ -23,11 +23,10 @@ from rocket_sink.ledger.driver.folded import FoldedLedger
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
-from tests.ledger.values import accounts, context, session
+from tests.ledger.values import accounts, context, session, write_spool
 from tests.producer.waiting import until
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
@@ -48,9 +47,7 @@ def done(epoch: int, rows: int, run: str = "run-1", *, read: int | None = None) 
 def write(folder: Path, epoch: int, rows: int, run: str = "run-1", dead: int = 0) -> None:
     """Write the spool file of a task."""
     ctx = context(query_id=QUERY, run_id=run, epoch=epoch, task_attempt_id=10 + epoch)
-    spool = SpoolWriter(resolve_path(folder), ctx)
-    spool.append(accounts(ctx, acked=rows - dead, dead=dead))
-    spool.seal()
+    write_spool(resolve_path(folder), ctx, accounts(ctx, acked=rows - dead, dead=dead))
 
 
 @pytest.fixture

@@ -23,17 +23,13 @@ from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        for topic in ("one", "two"):
-            fake.create_topic(topic, 1)
-        yield fake
+cluster = scripted_cluster(1, one=1, two=1, scope="module")
 
 
 def stream(spark: Any, folder: Path, function: Callable[[Any, int], None]) -> None:

@@ -28,11 +28,10 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
-from tests.ledger.values import accounts, context, letter, sends
+from tests.ledger.values import accounts, context, letter, sends, write_spool
 from tests.run_command import run_command
 from tests.stores.server import KEY, REGION, SECRET, S3Server
 from tests.stores.session import settings
@@ -220,9 +219,12 @@ def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings
     # The rows have no body, so none of them can be sent; one further letter can be.
     world.cluster.create_topic("later")
     ctx = context(query_id="letters", run_id="letters")
-    spool = SpoolWriter(resolve_path(world.uri), ctx)
-    spool.append(letter(ctx, b"sent later", topic="later"), accounts(ctx, dead=1))
-    spool.seal()
+    write_spool(
+        resolve_path(world.uri),
+        ctx,
+        letter(ctx, b"sent later", topic="later"),
+        accounts(ctx, dead=1),
+    )
     parked = run_command(
         "ledger", "park", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "no body",
         "--json", spark=spark,
@@ -288,13 +290,13 @@ def removals(world: World) -> Findings:
     with quick_locks():
         for epoch, key in enumerate(("N14228", "N668DN", "N14228")):
             ctx = context(epoch=epoch, task_attempt_id=epoch)
-            writer = SpoolWriter(place, ctx)
-            writer.append(
+            write_spool(
+                place,
+                ctx,
                 sends(ctx, 2),
                 letter(ctx, f"body of {key}".encode(), sharding_key=key),
                 accounts(ctx, acked=2, dead=1, first_error=f"no route for {key}"),
             )
-            writer.seal()
             fold(spark, place)
         before = _counted(world, name)
         expire = (
@@ -341,9 +343,7 @@ def _counted(world: World, name: str = "ledger") -> Counter[str]:
 def spool(place: Any, partition: int, rows: int = 2, **changes: Any) -> None:
     """Write the spool file of a task attempt."""
     ctx = context(partition=partition, **changes)
-    writer = SpoolWriter(place, ctx)
-    writer.append(sends(ctx, rows))
-    writer.seal()
+    write_spool(place, ctx, sends(ctx, rows))
 
 
 def kills(world: World) -> Findings:

@@ -14,8 +14,7 @@ from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import EpochStarts, begin_commit, begin_epoch, end_commit
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
-from rocket_sink.ledger.transport.spool import SpoolWriter
-from tests.ledger.values import accounts, confirmed, context, sends
+from tests.ledger.values import accounts, confirmed, context, sends, write_spool
 from tests.stores.cases import Findings, Judge, World, quick_locks
 
 TASKS: Final = 2
@@ -73,16 +72,12 @@ def _epoch(place: Any, epoch: int) -> None:
         EpochStarts(place, ctx).begin({"t": frozenset({"broker-a"})})
         keys = PendingKeys(place)
         keys.held_for(ctx)
-        writer = SpoolWriter(place, ctx)
-        writer.append(sends(ctx, 1), accounts(ctx, acked=1))
-        writer.seal()
+        write_spool(place, ctx, sends(ctx, 1), accounts(ctx, acked=1))
         keys.withdraw_earlier()
     begin_commit(place, "query", epoch)
     end_commit(place, "query", epoch)
     ctx = context(epoch=epoch)
-    writer = SpoolWriter(place, ctx)
-    writer.append(confirmed(ctx, TASKS))
-    writer.seal()
+    write_spool(place, ctx, confirmed(ctx, TASKS))
 
 
 def beside(world: World, name: str) -> dict[str, int]:

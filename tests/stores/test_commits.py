@@ -24,13 +24,12 @@ from rocket_sink.ledger.epoch_starts import begin_write, end_write
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import erase_letters
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
-from tests.ledger.values import context, letter, sends
+from tests.ledger.values import context, letter, sends, write_spool
 from tests.stores.cases import delta_rs_options, place_on, stored_keys
 from tests.stores.server import S3Server
 
@@ -142,9 +141,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
     monkeypatch.setattr(table_module, "_allowed", {("app", place): True})
     monkeypatch.setattr(lock_module, "_SETTLE_S", 0.01)
     delta_rs.create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
-    writer = SpoolWriter(place, context())
-    writer.append(sends(context(), ROWS))
-    writer.seal()
+    write_spool(place, context(), sends(context(), ROWS))
 
     def die(step: str) -> None:
         if step == "appended":

@@ -15,18 +15,14 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.testing.script import Behaviour
+from tests.clusters import scripted_cluster
 from tests.task.one_task import run_task
 from tests.task.test_worker import spooled
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
-@pytest.fixture
-def cluster() -> Any:
-    with FakeCluster(brokers=2) as fake:
-        for topic in ("t", "dead"):
-            fake.create_topic(topic)
-        yield fake
+cluster = scripted_cluster(t=4, dead=4)
 
 
 def refuse(

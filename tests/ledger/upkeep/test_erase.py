@@ -19,11 +19,11 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.data_files import write_data_files
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.spark.backfill import parking
 from tests.growth import SPARK, Growth
+from tests.ledger.values import write_spool
 from tests.run_command import run_command
 
 from ..values import accounts, confirmed, context, letter
@@ -141,9 +141,7 @@ def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
     """Erase rows that are not folded yet, and keys that are held for pending letters, too."""
     place = resolve_path(ledger.path)
     ctx = context(epoch=3, task_attempt_id=3)
-    spool = SpoolWriter(place, ctx)
-    spool.append(*letters_of(SECRET, 3))
-    spool.seal()
+    write_spool(place, ctx, *letters_of(SECRET, 3))
     PendingKeys(place).note(ctx, {"t": [SECRET]})
     PendingKeys(place).note(context(epoch=1, task_attempt_id=1), {"t": [SECRET, OTHER]})
     assert holding(ledger.path, f"body of {SECRET}")
@@ -190,9 +188,9 @@ def test_letters_that_arrive_meanwhile_are_named_and_stay(
 
     def sync_and_spool(self: Ledger, spark: Any) -> Any:
         summary = sync_fully(self, spark)
-        spool = SpoolWriter(resolve_path(ledger.path), context(epoch=3, task_attempt_id=3))
-        spool.append(*letters_of(SECRET, 3))
-        spool.seal()
+        write_spool(
+            resolve_path(ledger.path), context(epoch=3, task_attempt_id=3), *letters_of(SECRET, 3)
+        )
         return summary
 
     arguments = "--where", f"sharding_key = '{SECRET}'", "--reason", "request 7"

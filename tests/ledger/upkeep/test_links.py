@@ -14,8 +14,8 @@ from rocket_sink import Ledger, cli
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
+from tests.ledger.values import write_spool
 
 from ..values import accounts, context
 
@@ -58,9 +58,7 @@ def test_nothing_commits_and_a_report_reads(
     """Mount a ledger that was made elsewhere on a disk without links, with rows in its spool."""
     ledger = Ledger(tmp_path / "ledger")
     ledger.append(spark, accounts(context(), acked=1))
-    writer = SpoolWriter(ledger.path, context(epoch=1))
-    writer.append(accounts(context(epoch=1), acked=1))
-    writer.seal()
+    write_spool(ledger.path, context(epoch=1), accounts(context(epoch=1), acked=1))
 
     def no_link(*_: Any, **__: Any) -> NoReturn:
         raise OSError(number, os.strerror(number))
