@@ -82,6 +82,12 @@ def _age(_context: click.Context, _option: click.Parameter, text: str | None) ->
         raise click.BadParameter(f"{text!r} is no age, as 30d or 12h") from error
 
 
+def _age_or_forever(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> int | None:
+    return None if text == "forever" else _age(context, option, text)
+
+
 @click.group(cls=Group)
 def ledger() -> None:
     """Fold, show and maintain a ledger.
@@ -160,16 +166,17 @@ def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
 @click.option(
     "--settled-bodies",
     metavar="AGE",
-    callback=_age,
+    callback=_age_or_forever,
     default="7d",
-    help="Remove bodies of dead letters that were stored or dropped so long ago; 0: bodies stay.",
+    help="Remove bodies of dead letters that were stored or dropped so long ago; 0: all of these "
+    "bodies; forever: bodies stay.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @spark_options
 @json_option
 def expire(
-    path: str, older_than: int | None, kinds: tuple[str, ...], settled_bodies: int, dry_run: bool,
-    **spark: Any,
+    path: str, older_than: int | None, kinds: tuple[str, ...], settled_bodies: int | None,
+    dry_run: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Drop old rows, and bodies of dead letters that are settled.
 
@@ -179,10 +186,12 @@ def expire(
     """
     if kinds and older_than is None:
         raise click.UsageError("which age? give --older-than, as in --older-than 30d")
-    spans = [dt.timedelta(milliseconds=ms) for ms in (older_than or 0, settled_bodies)]
-    ages = {} if older_than is None else dict.fromkeys(kinds or LEDGER_KINDS, spans[0])
+    age, bodies_age = (
+        None if ms is None else dt.timedelta(milliseconds=ms) for ms in (older_than, settled_bodies)
+    )
+    ages = {} if age is None else dict.fromkeys(kinds or LEDGER_KINDS, age)
     with open_ledger("ledger expire", path, **spark) as (session, opened_ledger):
-        done = opened_ledger.expire(session, ages, settled_bodies=spans[1] or None, dry_run=dry_run)
+        done = opened_ledger.expire(session, ages, settled_bodies=bodies_age, dry_run=dry_run)
     if print_if_json(done):
         return
     if done.busy:

@@ -277,7 +277,10 @@ def test_expire_as_a_user_does(rows: Rows) -> None:
         return sum(file.read_bytes().count(BODY) for file in files)
 
     before = bodies()
-    assert expire("--settled-bodies", "0", "--dry-run", "--json").json()["bodies"] == 0
+    ages = {"forever": 0, "7d": 2, "0": 3}
+    for age, removed in ages.items():
+        trial = expire("--settled-bodies", age, "--dry-run", "--json")
+        assert trial.json()["bodies"] == removed
     trial = expire("--dry-run", "--json")
     assert (trial.code, trial.json()["rows"], trial.json()["bodies"]) == (0, {"send": 6}, 2)
     assert (rows.epochs("send"), bodies()) == ([0, 1, 2, 3, 4, 5], before)
