@@ -80,16 +80,22 @@ class NoteStore:
         while (note := self.read(name)) is None:
             if not self._place.is_local:
                 agreed = self._agreed(name, data)
-                self._put(self.where(name), agreed)
-                return json.loads(agreed), agreed == data
+                is_ours = agreed == data
+                # On Azure and HDFS a write fails if another process writes the same file.
+                with contextlib.suppress(*(() if is_ours else (OSError,))):
+                    self._put(self.where(name), agreed)
+                return json.loads(agreed), is_ours
             if self._put(self.where(name), data, replace=False):
                 return value, True
         return note, False
 
     def read(self, name: str) -> Any:
-        """Return a note's content; None if there is no note. Raise ValueError if it is not JSON."""
+        """Return a note's content; None if there is no note. Raise ValueError if it is not JSON. A
+        note that pyarrow is just making on Azure or HDFS is empty, so it counts as none."""
         data = read_bytes(self._files, self.where(name))
-        return None if data is None else json.loads(data)
+        if data is None or (not data and not self._place.is_local):
+            return None
+        return json.loads(data)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the notes in a folder and its subfolders; by default of all notes."""
@@ -108,8 +114,7 @@ class NoteStore:
             # Remove the claim before the note: while the note exists, no writer makes a new claim.
             has_claim = self._kind in _CLAIMED and not self._place.is_local
             for path in ([self._claim(name)] if has_claim else []) + [self.where(name)]:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.delete_file(path)
+                remove_file(self._files, path)
 
     def remove_folder(self, folder: str) -> None:
         """Remove all notes below a folder. Another process may remove notes at the same time."""
@@ -144,7 +149,7 @@ class NoteStore:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
         agreed = read_bytes(self._files, self.where(name))
-        if agreed is not None:
+        if agreed:
             return agreed
         commit = read_bytes(self._files, claim)
         if commit is None:
@@ -174,6 +179,15 @@ def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | Non
 def now_ms() -> int:
     """Return the wall-clock time of this host, in ms since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def remove_file(filesystem: fs.FileSystem, path: str) -> None:
+    """Delete a file, if it exists. pyarrow's error for a missing file on HDFS is another one."""
+    try:
+        filesystem.delete_file(path)
+    except OSError:
+        if filesystem.get_file_info(path).is_file:
+            raise
 
 
 def read_bytes(filesystem: fs.FileSystem, path: str) -> bytes | None:

@@ -182,7 +182,8 @@ def folder_part(text: str) -> str:
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:
     """Return whether the file system is an object store. There a reader sees only complete files,
-    and an empty folder is an object that stays."""
+    except for an empty one that pyarrow is just writing to Azure. An empty folder is an object that
+    stays."""
     return filesystem.type_name in ("s3", "gcs", "abfs")
 
 

@@ -156,12 +156,12 @@ def test_foreach_rows_wait_for_no_store(
 
 
 class NoAnswer:
-    """An object store on a disk that loses answers to uploads; if `has`, after the uploads."""
+    """An object store on a disk that loses answers to uploads; `stored` tells what it has then."""
 
     type_name = "s3"
 
-    def __init__(self, *, has: bool) -> None:
-        self._has = has
+    def __init__(self, stored: str) -> None:
+        self._stored = stored
         self._files = fs.LocalFileSystem()
 
     def __getattr__(self, name: str) -> Any:
@@ -171,22 +171,26 @@ class NoAnswer:
     def open_output_stream(self, path: str) -> Iterator[Any]:
         with self._files.open_output_stream(path) as out:
             yield out
-        if not self._has:
+        if self._stored == "nothing":
             self._files.delete_file(path)
+        if self._stored == "an empty file":
+            Path(path).write_bytes(b"")
         raise OSError("the answer is lost")
 
 
-@pytest.mark.parametrize("has", [True, False])
+@pytest.mark.parametrize("stored", ["all rows", "an empty file", "nothing"])
 def test_rows_whose_upload_has_no_answer_are_in_one_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     place = LedgerPath("s3a://bucket/ledger", str(tmp_path / "store"), is_local=False)
-    real, store = LedgerPath.filesystem, NoAnswer(has=has)
+    real, store = LedgerPath.filesystem, NoAnswer(stored)
     monkeypatch.setattr(LedgerPath, "filesystem", lambda p: real(p) if p.is_local else store)
     Path(place.spool).mkdir(parents=True)
     spool_handed(place, [rows_of(sends(context(), 2))])
-    assert [len(kept(spool)) for spool in place.spools] == ([2, 0] if has else [0, 2])
+    assert [len(kept(spool)) for spool in place.spools] == (
+        [2, 0] if stored == "all rows" else [0, 2]
+    )
 
 
 @pytest.mark.parametrize(

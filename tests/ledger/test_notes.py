@@ -69,3 +69,27 @@ def test_writers_on_a_store_without_conditions_agree(
     with ThreadPoolExecutor(2) as threads:
         results = set(threads.map(write, ("early", "late")))
     assert results == {(False, "late"), (True, "late")}
+
+
+def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Azure a note is empty until it is written; HDFS has an error of its own for no file."""
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
+    store = NoteStore(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False), "queues")
+    path = Path(store.where("t"))
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert store.read("t") is None
+    assert store.agree("t", "text") == ("text", True)
+
+    class Files:
+        get_file_info = staticmethod(store._files.get_file_info)
+
+        def delete_file(self, path: str) -> None:
+            raise OSError("[Errno 5] HDFS delete failed")
+
+    store._files = Files()
+    with pytest.raises(OSError, match="HDFS"):
+        store.remove("t")
+    store.remove("u")

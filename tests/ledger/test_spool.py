@@ -413,6 +413,9 @@ def test_an_object_store_gets_one_file_with_the_seal_and_no_folder(tmp_path):
     assert names == [["q-query", "12"], ["q-query", "3"]]
     assert all(path.is_file() for path in spool.iterdir())
     assert len(spool_files.spooled_epochs(place)) == 2
+    # On Azure a file that is being written is empty, so a fold may not take and delete it.
+    next(iter(spool.glob("*.arrow"))).write_bytes(b"")
+    assert len(spool_files.sealed_files(place, place.filesystem())) == 1
 
 
 def test_what_is_put_aside_is_found_and_not_folded(tmp_path):

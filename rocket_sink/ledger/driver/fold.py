@@ -50,7 +50,7 @@ from rocket_sink.ledger.append.table import (
     table_version,
 )
 from rocket_sink.ledger.lock import LedgerLock, ledger_lock
-from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.notes import NoteStore, remove_file
 from rocket_sink.ledger.path import LedgerPath, failing, first_line, resolve_path
 from rocket_sink.ledger.query.pending_keys import release
 from rocket_sink.ledger.records import in_order
@@ -466,8 +466,7 @@ class _Folder:
         return added is not None
 
     def _delete_file(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(path)
+        remove_file(self._fs, path)
         if self._spool.is_local:
             # Remove the folders of epoch and query, unless a task writes there.
             with contextlib.suppress(OSError):

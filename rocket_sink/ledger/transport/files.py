@@ -93,7 +93,9 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
     """Seal the open files of dead owners, and return all sealed files. The query with the oldest
     file comes first. A query's files are sorted by epoch, then by number."""
     infos = _files(place, filesystem)
-    files = [info for info in infos if info.extension == SEALED[1:]]
+    # A file is empty on Azure until pyarrow has written it, so leave empty files of stores alone.
+    sealed = (info for info in infos if info.extension == SEALED[1:])
+    files = [info for info in sealed if info.size or place.is_local]
     latest: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for query, epoch, partition, number in map(_parsed, files):
         latest[query, epoch, partition] = max(number, latest[query, epoch, partition])

@@ -195,8 +195,9 @@ class SpoolWriter:
 
 
 def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
+    """Return whether a file exists and has content: on Azure pyarrow first makes an empty file."""
     with contextlib.suppress(OSError):
-        return bool(filesystem.get_file_info(path).is_file)
+        return bool(filesystem.get_file_info(path).size)
     return False
 
 

@@ -8,7 +8,6 @@ times. Texts of brokers (`remark`) stay: brokers quote topics and limits, but no
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
+from rocket_sink.ledger.notes import remove_file
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import replaced
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, LEDGER_SCHEMA
@@ -163,8 +163,7 @@ def _delete_old(spark: SparkSession, place: LedgerPath) -> tuple[int, int]:
                 loose += 1
                 continue
             if _count(names, erased):
-                with contextlib.suppress(FileNotFoundError):
-                    filesystem.delete_file(info.path)
+                remove_file(filesystem, info.path)
                 deleted += 1
             elif len(names) and not _count(names, stored_names):
                 loose += 1

@@ -11,7 +11,6 @@ the files are deleted together with the commits that replaced them, not by a vac
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import re
@@ -25,7 +24,7 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from rocket_sink.ledger.append.delta_rs import StoredFile, check_named, open_table, stored_files
-from rocket_sink.ledger.notes import read_bytes
+from rocket_sink.ledger.notes import read_bytes, remove_file
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.upkeep.rewrite import rewrite
 from rocket_sink.net import log
@@ -165,6 +164,5 @@ def clean_up(place: LedgerPath, table: DeltaTable) -> None:
                 if path not in named and path.startswith(f"kind={kind}/")
             ]  # fmt: skip
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            filesystem.delete_file(path)
+        remove_file(filesystem, path)
     table.cleanup_metadata()
