@@ -1,4 +1,5 @@
-"""RocketMQ's proxy (cluster mode) in front of a local cluster: a process to freeze and kill."""
+"""RocketMQ's proxy beside a local cluster, a process to freeze and kill: in front of the brokers
+(cluster mode), or with a broker of its own in the same process (local mode)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ class RocketmqProxy:
     Args:
         folder: for its settings and logs.
         say: gets lines of text while the jars are fetched.
+        broker: settings of the broker in the process (`mqbroker --enable-proxy`); None: no broker.
 
     Attributes:
         address: the remoting port, for the option nameServer.
@@ -40,7 +42,10 @@ class RocketmqProxy:
         ClusterError: the jars cannot be fetched, or the process does not start.
     """
 
-    def __init__(self, cluster: LocalCluster, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: LocalCluster, folder: Path, say: Callable[[str], None],
+        broker: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._folder, self._guard = folder, Guard()
         self._process: subprocess.Popen[bytes] | None = None
         module = f"org.apache.rocketmq:rocketmq-proxy:{cluster.version}"
@@ -50,7 +55,7 @@ class RocketmqProxy:
         self.address, self.endpoints = (f"{conf.LOOPBACK}:{port}" for port in (remoting, grpc))
         settings = {
             "rocketMQClusterName": conf.CLUSTER_NAME,
-            "proxyMode": "CLUSTER",
+            "proxyMode": "CLUSTER" if broker is None else "LOCAL",
             "namesrvAddr": cluster.name_server,
             "grpcServerPort": grpc,
             "remotingListenPort": remoting,
@@ -63,7 +68,12 @@ class RocketmqProxy:
             "proxy", java=cluster.java, folder=folder, version=cluster.version,
             memory=("-Xms512m", "-Xmx512m"), extra=_WITHOUT_TLS,
         )  # fmt: skip
-        self._command = [*command, "-pm", "cluster", "-pc", str(file)]
+        self._command = [*command, "-pm", str(settings["proxyMode"]).lower(), "-pc", str(file)]
+        if broker is not None:
+            values = {**conf.BROKER_DEFAULTS, "storePathRootDir": str(folder / "store"), **broker}
+            lines = [f"{name}={value}\n" for name, value in values.items()]
+            (folder / "broker.conf").write_text("".join(lines), encoding="utf-8")
+            self._command += ["-bc", str(folder / "broker.conf")]
         self._environ = {
             **os.environ,
             "CLASSPATH": os.pathsep.join(map(str, jars)),

@@ -6,6 +6,7 @@ doubled or without an outcome: these tests allow that, and the command does not.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import pytest
 
 from benchmarks.peers.proxy import RocketmqProxy
 from rocket_sink import Message, Producer
-from rocket_sink.cluster import LocalCluster
-from rocket_sink.errors import MessageIllegalError
+from rocket_sink.cluster import LocalCluster, conf
+from rocket_sink.errors import MessageIllegalError, SendError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -52,6 +53,38 @@ def test_every_row_is_stored_once(
     assert not result.missing and result.adds_up and set(result.letters) <= {"unknown"}, result
     # The first batch of a task to a FIFO topic shows that the topic is one.
     assert bool(result.refused) == (kind == "FIFO"), result
+
+
+def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_path: Path) -> None:
+    """`mqbroker --enable-proxy`: routes of the proxy's remoting port name its gRPC port."""
+    cluster = LocalCluster(brokers=1)
+    cluster.start(timeout_s=600)
+    try:
+        port = conf.choose_ports(1).brokers[0]
+        broker = {
+            "brokerName": "broker-p",
+            "listenPort": str(port),
+            "namesrvAddr": cluster.name_server,
+        }
+        with (
+            RocketmqProxy(cluster, tmp_path, print, broker) as proxy,
+            Admin(nameServer=cluster.name_server, timeout_s=30.0) as admin,
+        ):
+            while "broker-p" not in admin.cluster():
+                time.sleep(0.2)
+            admin.create_topic("t", brokers=["broker-p"])
+            while "t" not in admin.topics():
+                time.sleep(0.2)
+            with Producer(nameServer=cluster.name_server) as producer:
+                assert producer.send(Message("t", b"row")).queue.broker_name == "broker-p"
+            (address,) = [broker.master for broker in admin.topic_route("t").brokers]
+            assert address == f"{conf.LOOPBACK}:{port}"
+            with Producer(nameServer=proxy.address) as producer, pytest.raises(SendError) as error:
+                producer.send(Message("t", b"row"))
+            assert proxy.endpoints in str(error.value)
+            assert [message.body for message in admin.read_topic("t")] == [b"row"]
+    finally:
+        cluster.stop()
 
 
 def test_a_proxy_is_known_by_its_answers(
