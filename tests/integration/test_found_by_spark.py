@@ -13,12 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 import rocket_sink
+from rocket_sink.java import find_java
 from rocket_sink.spark.session_checks import FORMAT
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.java_client import FOLDER, GENERATIONS, java_command
 
 ROOT = Path(rocket_sink.__file__).parents[1]
 FRAMES_AND_SQL = """
@@ -43,6 +46,16 @@ spark.sql(
 spark.sql("INSERT INTO out SELECT concat('sql ', cast(id AS string)) FROM range(10)")
 spark.stop()
 """
+SQL = """
+CREATE TEMPORARY VIEW out (body STRING)
+USING rocketmq OPTIONS (nameServer '{name_server}', topic 't');
+INSERT INTO out SELECT concat('sql ', cast(id AS string)) FROM range(10);
+"""
+SCALA = (
+    """spark.range(10).selectExpr("concat('scala ', cast(id AS string)) AS body")"""
+    """.write.format("rocketmq").mode("append").option("nameServer", "{name_server}")"""
+    """.option("topic", "t").save(); System.exit(0)\n"""
+)
 CONNECT = """
 import sys
 from pyspark.sql import SparkSession
@@ -71,7 +84,8 @@ def flow():
 
 def user_environment() -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    return {**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    java = {"JAVA_HOME": str(find_java().home)}
+    return {**environ, **java, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
 
 
 def run(command: list[str], **more: object) -> None:
@@ -111,6 +125,37 @@ def test_the_name_that_spark_looks_for() -> None:
 def test_data_frames_streams_and_sql(cluster: FakeCluster, rows_folder: Path) -> None:
     run([sys.executable, "-c", FRAMES_AND_SQL, cluster.name_server, str(rows_folder)])
     assert bodies(cluster) == wanted("frame", "stream", "sql")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["sql", "scala", "java"])
+def test_who_writes_without_python(kind: str, tmp_path: Path) -> None:
+    """spark-sql, spark-shell and a Java program: only Spark's workers are Python."""
+    bin_folder = Path(pyspark.__file__).parent / "bin"
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 4)
+        address = cluster.name_server
+        (tmp_path / "write.scala").write_text(SCALA.format(name_server=address))
+        commands = {
+            "sql": ["spark-sql", "-e", SQL.format(name_server=address)],
+            "scala": ["spark-shell", "-i", "write.scala"],
+            "java": [
+                "spark-submit",
+                "--class",
+                "WriteFrame",
+                "spark-internal",
+                address,
+            ],
+        }
+        name, *arguments = commands[kind]
+        options = ["--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+        if kind == "java":
+            jars = sorted((bin_folder.parent / "jars").glob("*.jar"))
+            _, class_path = java_command(FOLDER / "WriteFrame.java", GENERATIONS[0], jars)
+            options += ["--driver-class-path", class_path.partition(os.pathsep)[0]]
+        run([str(bin_folder / name), *options, *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL)
+        assert bodies(cluster) == wanted(kind)
 
 
 @pytest.mark.slow
