@@ -103,12 +103,13 @@ class RocketSink:
             NameServerUnavailableError: no name server answers.
         """
         refuse_budget(self._options)
+        plan = self.check(df)
         if not df.isStreaming:
             raise ConfigurationError(
                 "stream() is for a stream and this frame is a batch; use sink.write(df), or read "
                 "it with spark.readStream"
             )
-        plan, options = self.check(df), self._task_options(df.sparkSession)
+        options = self._task_options(df.sparkSession)
         check_reachable(options, df.sparkSession)
         token = spool_token(options, df.sparkSession)
         needed, plan = select_needed(df, plan)
