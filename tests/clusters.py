@@ -15,10 +15,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
-TRANSACTIONS = {
-    "transactionCheckInterval": "2000",
-    "transactionTimeOut": "500",
-}
+TRANSACTIONS = {"transactionCheckInterval": "2000", "transactionTimeOut": "500"}
 """Settings by which brokers check half messages within seconds."""
 
 LAST_LINES = 50

@@ -23,10 +23,7 @@ from rocket_sink.wire.trace import (
     Trace,
 )
 
-_TRACES: Final[dict[str, type[Trace]]] = {
-    "Pub": PubTrace,
-    "EndTransaction": EndTransactionTrace,
-}
+_TRACES: Final[dict[str, type[Trace]]] = {"Pub": PubTrace, "EndTransaction": EndTransactionTrace}
 
 
 class ClientId(NamedTuple):

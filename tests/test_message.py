@@ -48,7 +48,7 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         # The delivery time overflows Java's long: brokers would deliver such a message at once.
         ({"delay_ms": 2**63 - time.time_ns() // 1_000_000}, "INVALID_DELAY"),
         ({"delay_ms": 2**63 - 1}, "INVALID_DELAY"),
-        ({"delay_s": 2**63 // 1000}, "INVALID_DELAY"),
+        ({"delay_s": 2**31}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": 2**63}, "INVALID_DELAY"),
         ({"flag": 2**31}, "INVALID_FLAG"),
         ({"flag": 1.5}, "INVALID_FLAG"),

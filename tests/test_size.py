@@ -1,12 +1,6 @@
 """The counts of `tools.size`, and their limits."""
 
-from tools.size import (
-    MOST_LINES,
-    MOST_OPTIONS,
-    attribute_counts,
-    code_lines,
-    excesses,
-)
+from tools.size import MOST_LINES, MOST_OPTIONS, attribute_counts, code_lines, excesses
 
 SOURCE = '''"""A text
 of two lines."""

@@ -8,15 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.curves import (
-    curves_of,
-    flatness,
-    growth,
-    lines_of,
-    not_flat,
-    sparkline,
-    svg,
-)
+from benchmarks.curves import curves_of, flatness, growth, lines_of, not_flat, sparkline, svg
 
 
 def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.figures import (
-    CPU,
-    SPEED,
-    Case,
-    Figures,
-    Ratio,
-    compare,
-    medians,
-    ratios,
-)
+from benchmarks.figures import CPU, SPEED, Case, Figures, Ratio, compare, medians, ratios
 
 
 def figures(case: str, per_s: float, *, client: float = 1.0, **more: Any) -> Figures:

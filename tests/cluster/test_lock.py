@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.jars import (
-    ROOTS,
-    Artifact,
-    load_lock,
-    locked_module,
-    parse_lock,
-)
+from rocket_sink.cluster.jars import ROOTS, Artifact, load_lock, locked_module, parse_lock
 from rocket_sink.errors import ClusterError
 from tools.rocketmq_lock import graph_module
 

@@ -31,9 +31,7 @@ slowest schedule once."""
 
 @pytest.fixture(scope="module")
 def played(
-    request: pytest.FixtureRequest,
-    cluster: LocalCluster,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Round:
     """The schedules that this run's tests look at; all of them if one test needs all."""
     wanted = [item for item in request.session.items if item.path == request.path]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -163,7 +165,8 @@ def test_a_killed_workers_rows_are_taken(tmp_path):
 
 def test_owners(monkeypatch):
     me = this_process()
-    assert Owner.parse(str(me)) == me
+    assert Owner.parse(str(me)) == me and me.describe().startswith(f"process {os.getpid()} on ")
+    assert me.host == re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
     assert me.is_alive() is True
     assert replace(me, start=me.start - 6_000).is_alive() is False  # A new process uses the pid.
     assert replace(me, pid=2**22 + 12345).is_alive() is False

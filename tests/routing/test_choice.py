@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
-from rocket_sink.routing.fault import (
-    BUSY,
-    FAILING,
-    FAR,
-    LAST,
-    SILENT,
-    SLOW,
-    SUSPECT,
-    UNREACHABLE,
-)
+from rocket_sink.routing.fault import BUSY, FAILING, FAR, LAST, SILENT, SLOW, SUSPECT, UNREACHABLE
 from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.selectors import (
     FREE_IN_FLIGHT,

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink import errors
 from rocket_sink.errors import Isolate, Outcome, SendError
-from rocket_sink.routing.retry import (
-    ERROR_OF_CODE,
-    REMARK_MAX_CHARACTERS,
-    error_for_answer,
-)
+from rocket_sink.routing.retry import ERROR_OF_CODE, REMARK_MAX_CHARACTERS, error_for_answer
 from rocket_sink.wire.responses import SEND_STATUS
 
 # PutMessageStatus of the store -> (response code, remark) as SendMessageProcessor answers it,
