@@ -262,6 +262,23 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
         SpoolWriter(str(blocked), context()).append(sends(context(), 1))
 
 
+def test_the_oldest_query_is_folded_first_and_the_newest_rows_are_shown(tmp_path, monkeypatch):
+    """Only the newest rows are shown if the spool is large."""
+    sealed = {}
+    for written_s, query in ((200, "a"), (300, "b"), (100, "b")):
+        ctx = context(query_id=query, epoch=written_s)
+        writer = SpoolWriter(str(tmp_path), ctx)
+        writer.append(sends(ctx, 1))
+        sealed[written_s] = writer.seal()
+        os.utime(sealed[written_s], (written_s, written_s))
+    assert taken(tmp_path) == [sealed[100], sealed[300], sealed[200]]
+    sizes = [Path(sealed[written_s]).stat().st_size for written_s in (200, 300)]
+    for size, shown in ((sum(sizes), [300, 200]), (sum(sizes) - 1, [300]), (sizes[1] - 1, [])):
+        monkeypatch.setattr(spool_files, "_MOST_UNFOLDED_BYTES", size)
+        rows = spool_files.spooled_rows([resolve_path(tmp_path)])
+        assert rows["epoch"].to_pylist() == shown
+
+
 def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch):
     """Leave the remains of a failed write to the next fold: the process may live for days."""
 

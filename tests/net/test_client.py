@@ -48,6 +48,7 @@ def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve
         client.call(address, Frame(code), Call(done), deadline_s=at_s + 9, now_s=at_s)
 
     call(1, lambda answer, error, at_s: call(2, lambda *end: results.append(end)))
+    assert client.prepare(5.0) == 0.02, "deadlines of requests in flight are checked"
     while not results:
         client.poll(0.01)
     ((answer, error, _),) = results

@@ -623,6 +623,12 @@ def answer_rocketmq(peer):
     linger(peer)
 
 
+def answer_old_ssl(peer):
+    peer.recv(65_536)
+    peer.sendall(b"\x16\x02\0\0\4none")
+    linger(peer)
+
+
 def answer_one_byte(peer):
     peer.recv(65_536)
     peer.sendall(b"\0")
@@ -660,7 +666,7 @@ def plain():
 
 
 ENDS = [close_at_once, close_after_reading, reset_after_reading]
-ANSWERS = [greet, answer_http, answer_rocketmq, answer_one_byte]
+ANSWERS = [greet, answer_http, answer_rocketmq, answer_old_ssl, answer_one_byte]
 
 
 @pytest.mark.parametrize("act", [close_after_reading, reset_after_reading])

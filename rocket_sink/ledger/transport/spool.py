@@ -154,9 +154,9 @@ class SpoolWriter:
 
     def _leave(self) -> None:
         """Let a fold take the incomplete file now, because this process may live for days."""
-        was_open = self._file is not None
         self._forget()
-        if was_open and self._place.is_local and self._leaves_torn:
+        if self._place.is_local and self._leaves_torn:
+            # A file that was sealed, or never opened, is not there.
             with contextlib.suppress(OSError):
                 self._place.filesystem().move(self._path, self._path.removesuffix(OPEN) + SEALED)
 
