@@ -54,7 +54,7 @@ def test_rows_go_through_a_sealed_file(tmp_path):
     assert taken(tmp_path) == []  # The owner lives.
     sealed = writer.seal()
     assert not open_file.exists()
-    assert taken(tmp_path) == [sealed]
+    assert taken(tmp_path) == [sealed] and Path(sealed).stem == open_file.stem
     assert pa.Table.from_batches(list(read_batches(sealed, LOCAL))).num_rows == 4
     assert writer.seal() is None
     assert "/q-query/0/0-10-" in sealed
