@@ -118,9 +118,7 @@ class NameServers:
 
     def prefer(self, address: str) -> None:
         """Ask this server first from now on."""
-        if self._addresses[0] != address:
-            self._addresses.remove(address)
-            self._addresses.insert(0, address)
+        self._addresses.sort(key=lambda known: known != address)
 
 
 @dataclass

@@ -154,6 +154,7 @@ def test_attempts_share_one_deadline(cluster, make_engine):
     completion = send(engine)
     took = engine.clock() - started
     assert isinstance(completion.error, RequestTimeoutError)
+    assert all(engine.brokers.of(broker.name).window is None for broker in cluster.brokers)
     assert len(completion.attempts) == 3
     assert len({a.broker_name for a in completion.attempts}) == 2
     assert 2.8 < took < 8.5, "three deadlines make it 9 s"
