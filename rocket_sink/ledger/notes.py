@@ -25,8 +25,9 @@ Several writers may have to agree on the content of a note (`agree`). In a local
 writer wins, because it makes the note's name by a hard link. In a store each writer first writes
 its text to another file, the note's claim (kind `claims`), unless there is a claim already. After
 `_SETTLE_S` all writers that saw no claim have written theirs. Then each writer copies the claim's
-text to the note. On S3 the first claim wins, because delta-rs writes it with `If-None-Match`, as
-the first commit of a table. On a store without this condition the last claim wins."""
+text to the note. Where delta-rs can commit, the first claim wins, because delta-rs writes it as the
+first commit of a table, which may not exist. On an S3 that ignores this condition, and where
+delta-rs cannot commit, the last claim wins."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of
-from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
+from rocket_sink.ledger.storage import delta_rs_address, has_delta_rs
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -48,6 +49,7 @@ _CLAIMED: Final = frozenset({"batches", "queries", "queues", "sources", "writes"
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
 """Wait before a writer reads the claim; other writers must have written their claims by then."""
+_POLL_S: Final = 0.05
 
 
 class NoteStore:
@@ -90,12 +92,18 @@ class NoteStore:
         return note, False
 
     def read(self, name: str) -> Any:
-        """Return a note's content; None if there is no note. Raise ValueError if it is not JSON. A
-        note that pyarrow is just making on Azure or HDFS is empty, so it counts as none."""
-        data = read_bytes(self._files, self.where(name))
-        if data is None or (not data and not self._place.is_local):
-            return None
-        return json.loads(data)
+        """Return a note's content; None if there is no note. Raise ValueError if it is not JSON.
+
+        On Azure and HDFS a note is empty while pyarrow writes it, so wait for its content. A note
+        that stays empty is of a writer that died, and counts as none."""
+        deadline_s = time.monotonic() + _SETTLE_S
+        while (
+            data := read_bytes(self._files, self.where(name))
+        ) == b"" and not self._place.is_local:
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(_POLL_S)
+        return None if data is None else json.loads(data)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the notes in a folder and its subfolders; by default of all notes."""
@@ -142,9 +150,9 @@ class NoteStore:
 
     def _agreed(self, name: str, data: bytes) -> bytes:
         claim, error = self._claim(name), None
-        if is_s3(self._place.uri) and keeps_transactions():
-            error = _commit_claim(self._place, self._claim_table(name), data)
-        # Outside S3, or if the store refuses, delta-rs has written no claim. Then write it here.
+        if has_delta_rs(self._place.uri):
+            error = create_first_commit(self._place, self._claim_table(name), data.decode())
+        # Without delta-rs, or if the store refuses it, there is no claim. Then write it here.
         if read_bytes(self._files, claim) is None:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
@@ -159,16 +167,18 @@ class NoteStore:
         return str(text).encode()
 
 
-def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | None:
-    """Write a note's claim by delta-rs, unless the claim exists; return the error, if any."""
+def create_first_commit(place: LedgerPath, folder: str, text: str = "") -> Exception | None:
+    """Make the log of a table in a folder below the ledger by delta-rs, with `text` as the table's
+    description, unless there is a log. Return the error, if any."""
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
 
     try:
+        uri, options = delta_rs_address(f"{place.uri}/{folder}", place.storage)
         DeltaTable.create(
-            f"s3://{place.root}/{table}", pa.schema({"note": pa.string()}), mode="error",
-            description=data.decode(), storage_options=delta_rs_options(place.uri, place.storage),
+            uri, pa.schema({"note": pa.string()}), mode="error",
+            description=text, storage_options=options,
             commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip
     except (DeltaError, LedgerError, OSError) as error:

@@ -3,7 +3,7 @@
 Users set `spark.hadoop.fs.*` once, for Spark. The driver and the tasks also reach the store by
 pyarrow, for the files beside the table, and the driver by delta-rs. So the driver reads the
 properties of its session, and sends them to the tasks with the ledger's token (`ledger.token`).
-pyarrow and delta-rs take missing properties from the environment."""
+pyarrow and delta-rs take missing properties from the environment, each by its own variables."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ _ENDPOINT_S3: Final = "AWS_ENDPOINT_URL_S3"
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
 _BUCKET: Final = "fs.s3a.bucket."
 _AZURE_KEY: Final = "fs.azure.account.key."
+_AZURE: Final = frozenset({"abfs", "abfss"})
+_AZURE_ENDPOINT: Final = "AZURE_STORAGE_ENDPOINT"
+"""The environment variable by which delta-rs reaches another Azure than Microsoft's public one."""
+_S3: Final = frozenset({"s3", "s3a", "s3n"})
+_REFUSING: Final = _AZURE | {"gs", "hdfs"}
+"""Schemes of stores that always refuse to overwrite if the writer asks for it: Azure and Google by
+a condition of the request, HDFS by a rename."""
 
 _remembered: dict[str, Properties] = {}
 
@@ -96,7 +103,18 @@ def all_properties(session: SparkSession) -> Properties:
 
 def is_s3(uri: str) -> bool:
     """Return whether the URI is on S3, by any of Hadoop's schemes."""
-    return urlsplit(uri).scheme in ("s3a", "s3n", "s3")
+    return urlsplit(uri).scheme in _S3
+
+
+def always_refuses(uri: str) -> bool:
+    """Return whether every store of this scheme can refuse to overwrite an object. A store with
+    S3's API may ignore the condition."""
+    return urlsplit(uri).scheme in _REFUSING
+
+
+def has_delta_rs(uri: str) -> bool:
+    """Return whether delta-rs has a client for the store, and commits transactions to it."""
+    return urlsplit(uri).scheme in _S3 | _REFUSING and keeps_transactions()
 
 
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
@@ -108,19 +126,46 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
         arguments = _s3_arguments(parts.netloc, properties)
     elif parts.scheme == "oss":
         arguments = _oss_arguments(properties)
-    elif parts.scheme in ("abfs", "abfss"):
+    elif parts.scheme in _AZURE:
         key = properties.get(f"{_AZURE_KEY}{after}")
         if before and key is not None:
             from pyarrow import fs
 
             account = after.partition(".")[0]
-            return fs.AzureFileSystem(account, account_key=key.reveal()), f"{before}{parts.path}"
-    return (_s3(arguments), f"{after}{parts.path}") if arguments else None
+            arguments = {"account_key": key.reveal(), **_azure_endpoint()}
+            return fs.AzureFileSystem(account, **arguments), f"{before}{parts.path}"
+    return (_s3_files(arguments), f"{after}{parts.path}") if arguments else None
 
 
-def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
-    """Return delta-rs's `storage_options` of a ledger on S3. Raise LedgerError if the keys are from
-    Spark's settings, but the environment has a session token."""
+def delta_rs_address(uri: str, properties: Mapping[str, Secret]) -> tuple[str, dict[str, str]]:
+    """Return delta-rs's URI of a table on a store, and its `storage_options`. Raise LedgerError if
+    the keys of S3 are from Spark's settings, but the environment has a session token."""
+    parts = urlsplit(uri)
+    if is_s3(uri):
+        return f"s3:{uri.partition(':')[2]}", {**_s3_options(uri, properties), **_PATIENCE}
+    options = dict(_PATIENCE)
+    host = parts.netloc.rpartition("@")[2]
+    key = properties.get(f"{_AZURE_KEY}{host}")
+    if key is not None:
+        options |= {"AZURE_STORAGE_ACCOUNT_KEY": key.reveal()}
+    if parts.scheme in _AZURE and os.environ.get(_AZURE_ENDPOINT, "").startswith("http://"):
+        options |= {"AZURE_ALLOW_HTTP": "true"}
+    return uri, options
+
+
+def _azure_endpoint() -> dict[str, str]:
+    """Return pyarrow's arguments for the endpoint in the environment, which delta-rs reads."""
+    scheme, _, address = os.environ.get(_AZURE_ENDPOINT, "").partition("://")
+    if not address:
+        return {}
+    host = address.partition("/")[0]
+    return {
+        "blob_storage_authority": host, "blob_storage_scheme": scheme,
+        "dfs_storage_authority": host, "dfs_storage_scheme": scheme,
+    }  # fmt: skip
+
+
+def _s3_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {
         name: arguments[argument] for argument, name in _DELTA_RS.items() if argument in arguments
@@ -139,7 +184,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
         # Set both variables: delta-rs prefers the one for S3, and the environment may have it.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
-    return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
+    return {**options, "AWS_CONDITIONAL_PUT": "etag"}
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,7 +202,7 @@ def keeps_transactions() -> bool:
     return tuple(map(int, __version__.split(".")[:2])) >= (1, 6)
 
 
-def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
+def _s3_files(arguments: Mapping[str, Any]) -> fs.FileSystem:
     """Open S3. If Arrow has the option, one request writes a small file."""
     from pyarrow import fs
 
@@ -186,7 +231,7 @@ def _names(uri: str) -> Iterator[str]:
             yield f"{_BUCKET}{parts.netloc}.{name}"
     elif parts.scheme == "oss":
         yield from (f"fs.oss.{name}" for name in _OSS)
-    elif parts.scheme in ("abfs", "abfss"):
+    elif parts.scheme in _AZURE:
         yield f"{_AZURE_KEY}{parts.netloc.rpartition('@')[2]}"
 
 

@@ -18,7 +18,13 @@ from rocket_sink.ledger import storage as storage_module
 from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.storage import all_properties, open_store
+from rocket_sink.ledger.storage import (
+    all_properties,
+    always_refuses,
+    delta_rs_address,
+    has_delta_rs,
+    open_store,
+)
 from rocket_sink.ledger.transport import files as spool_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
@@ -221,3 +227,24 @@ def test_azures_account_key_is_taken() -> None:
     assert opened is not None
     assert opened[0].type_name == "abfs"
     assert opened[1] == "box/l"
+
+
+@pytest.mark.parametrize(
+    ("uri", "endpoint", "wanted"),
+    [
+        ("abfss://box@me.dfs.core.windows.net/l", "", {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}),
+        ("abfss://box@me.dfs.core.windows.net/l", "http://127.0.0.1:1/me",
+         {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5", "AZURE_ALLOW_HTTP": "true"}),
+        ("gs://box/l", "", {}),
+        ("hdfs://name-node:8020/l", "", {}),
+    ],
+)  # fmt: skip
+def test_delta_rs_gets_the_account_key(
+    monkeypatch: pytest.MonkeyPatch, uri: str, endpoint: str, wanted: dict[str, str]
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
+    key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
+    address, options = delta_rs_address(uri, key)
+    assert (address, {**options, **wanted}) == (uri, options)
+    assert set(options) - set(wanted) == {"max_retries", "backoff_config.init_backoff"}
+    assert always_refuses(uri) and has_delta_rs(uri)

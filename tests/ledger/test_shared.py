@@ -142,15 +142,16 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
         LedgerToken("s3://b/k", "0", spools=True).check()
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_spark_commits_on_a_store_that_executors_do_not_reach(
-    reached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("failing", ["", "_prove", "try_commit"])
+def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
+    failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Refuse before tasks send rows whose data files they could not write."""
+    reached = not failing
 
-    def prove(*given: Any) -> None:
+    def fail(*given: Any) -> None:
         if not reached:
-            raise LedgerError("this task cannot read and write the ledger")
+            raise LedgerError("this process cannot read and write the ledger")
 
     token = SimpleNamespace(check=lambda: None)
 
@@ -162,7 +163,8 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
     monkeypatch.setattr(shared, "open_table", lambda place, *, must: table)
     monkeypatch.setattr(shared, "store_refuses", lambda *given: True)
     monkeypatch.setattr(shared, "ledger_token", lambda place, spools: token)
-    monkeypatch.setattr(shared, "_prove", prove)
+    for name in ("_prove", "try_commit"):
+        monkeypatch.setattr(shared, name, fail if name == failing else lambda *given: None)
     monkeypatch.setattr(shared, "_not_before_s", {})
     assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached

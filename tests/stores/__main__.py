@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from tests.stores import cases, contend, epochs
+from tests.stores import cases, contend, elsewhere, epochs
 from tests.stores.cases import Findings, World
 from tests.stores.server import S3Server
 from tests.stores.session import hadoop_version, s3_session, sdk_version
@@ -68,6 +68,15 @@ CASES: Final = (
          "none: each driver warns"),
     Case(contend.two_of_delta_rs, "two writers with delta-rs append at once",
          "no commit is lost"),
+    *(
+        Case(play, f"commits, notes, locks and lanes on {store}",
+             "each row is in once, writers agree")
+        for play, store in (
+            (elsewhere.azure, "Azure (Azurite)"),
+            (elsewhere.google, "Google Cloud Storage (fake-gcs-server)"),
+            (elsewhere.hdfs, "HDFS (Hadoop's minicluster)"),
+        )
+    ),
 )  # fmt: skip
 _BASE: Final = ("readers", "letters", "maintenance")
 """The cases that need the ledger of `lanes`."""

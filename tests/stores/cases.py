@@ -33,7 +33,7 @@ from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
 from tests.ledger.values import accounts, context, letter, sends, write_spool
 from tests.run_command import run_command
-from tests.stores.server import KEY, REGION, SECRET, S3Server
+from tests.stores.server import SECRET, S3Server
 from tests.stores.session import settings
 
 ROWS: Final = 200
@@ -61,10 +61,9 @@ class World:
     ) -> None:
         self.server, self.spark, self.folder, self.short = server, spark, folder, short
         self.epochs = epochs
-        self.client = server.client()
         # A JVM keeps what it knows of a bucket, so each world has a new one.
         self.bucket = f"b{uuid.uuid4().hex[:12]}"
-        self.client.create_bucket(Bucket=self.bucket)
+        server.make_bucket(self.bucket)
         self.cluster = FakeCluster(brokers=2)
 
     @property
@@ -72,30 +71,18 @@ class World:
         return self.at("ledger")
 
     def at(self, name: str) -> str:
-        return f"s3a://{self.bucket}/{name}"
+        return str(self.server.uri(self.bucket, name))
 
     @property
     def options(self) -> dict[str, Any]:
         return {"nameServer": self.cluster.name_server, "ledger": self.uri, **PATIENT}
 
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """Return delta-rs's options, for a reader that knows nothing of Spark."""
-        return delta_rs_options(self.server.endpoint)
-
     def keys(self, name: str = "ledger", under: str = "") -> list[str]:
         """Return the keys that the store lists below a ledger, without the ledger's own name."""
-        return stored_keys(self.client, self.bucket, name, under)
+        return stored_keys(self.server.client(), self.bucket, name, under)
 
     def close(self) -> None:
         self.cluster.close()
-
-
-def delta_rs_options(endpoint: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": REGION, "AWS_ALLOW_HTTP": "true",
-    }  # fmt: skip
 
 
 def place_on(server: S3Server, bucket: str) -> LedgerPath:
@@ -140,8 +127,11 @@ def _bodies() -> list[str]:
     return ["" if number % BAD == 0 else f"{number:06d}" for number in range(ROWS)]
 
 
-def lanes(world: World) -> Findings:
-    """Every lane writes to the ledger."""
+SENDABLE: Final = [body.encode() for body in _bodies() if body]
+
+
+def send_by_lanes(world: World) -> Findings:
+    """Let every lane write to the ledger, and judge the messages."""
     source = world.folder / "source"
     source.mkdir()
     rows = pa.table({
@@ -150,7 +140,7 @@ def lanes(world: World) -> Findings:
     })  # fmt: skip
     pq.write_table(rows, source / "rows.parquet")
     judge, figures = Judge(), dict[str, Any]()
-    wanted = sorted(body.encode() for body in _bodies() if body)
+    wanted = sorted(SENDABLE)
     for lane in LANES:
         options = {**world.options, "topic": f"t-{lane.name}", "foldIntervalMs": 3_600_000}
         with world.server.counted() as asked:
@@ -158,9 +148,16 @@ def lanes(world: World) -> Findings:
         stored = sorted(message.body for message in world.cluster.messages(f"t-{lane.name}"))
         judge.same(f"messages of {lane.name}", stored == wanted, True)
         figures[f"requests {lane.name}"] = asked.total
-    ledger = Ledger(world.uri)
     with quick_locks():
-        ledger.sync(world.spark)
+        Ledger(world.uri).sync(world.spark)
+    return figures, judge.broken
+
+
+def lanes(world: World) -> Findings:
+    """Every lane writes to the ledger."""
+    figures, broken = send_by_lanes(world)
+    judge = Judge()
+    ledger = Ledger(world.uri)
     epochs = ledger.epochs(world.spark).collect()
     judge.same("epochs", len(epochs), len(LANES))
     judge.same("epochs that add up", sum(e.adds_up for e in epochs), len(LANES))
@@ -168,11 +165,12 @@ def lanes(world: World) -> Findings:
     confirmed = {epoch.lane for epoch in epochs if epoch.confirmed}
     judge.same("confirmed", {"foreach", "foreach_batch"} <= confirmed, True)
     judge.same("rows in", sum(e.rows_in for e in epochs), ROWS * len(LANES))
-    judge.same("acknowledged", sum(e.acked for e in epochs), len(wanted) * len(LANES))
+    judge.same("acknowledged", sum(e.acked for e in epochs), len(SENDABLE) * len(LANES))
     letters = ledger.dead_letters(world.spark).count()
     judge.same("dead letters", letters, ROWS // BAD * len(LANES))
     judge.same("left in the spool", _spooled(world), [])
-    return {"rows": ROWS * len(LANES), "dead letters": letters, **figures}, judge.broken
+    figures = {"rows": ROWS * len(LANES), "dead letters": letters, **figures}
+    return figures, broken + judge.broken
 
 
 def _spooled(world: World) -> list[str]:
@@ -183,7 +181,7 @@ def readers(world: World) -> Findings:
     """Spark, delta-rs with DuckDB, views, report and commands all read the same."""
     judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
     by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
-    table = deltalake.DeltaTable(world.uri, storage_options=world.storage_options)
+    table = deltalake.DeltaTable(world.uri, storage_options=world.server.storage_options)
     session = duckdb.connect()
     session.register("rows", table.to_pyarrow_dataset())
     counted = "SELECT kind, count(*) FROM rows GROUP BY kind"
@@ -331,7 +329,7 @@ def _holding(world: World, name: str, text: str) -> list[str]:
     return [
         key for key in world.keys(name)
         if text.encode()
-        in world.client.get_object(Bucket=world.bucket, Key=f"{name}/{key}")["Body"].read()
+        in world.server.client().get_object(Bucket=world.bucket, Key=f"{name}/{key}")["Body"].read()
     ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def _contended(
     with world.server.counted() as requests:
         results = together(works)
     world.server.let_commits_meet(0)
-    table = deltalake.DeltaTable(uri, storage_options=world.storage_options)
+    table = deltalake.DeltaTable(uri, storage_options=world.server.storage_options)
     rows = table.to_pyarrow_dataset().to_table(columns=["partition"])["partition"].to_pylist()
     stored = Counter(rows)
     wanted: Counter[int] = Counter()
@@ -78,7 +78,7 @@ def conditions(world: World) -> Findings:
     judge, figures = Judge(), dict[str, Any]()
     for keeps in (True, False):
         bucket = f"{world.bucket}-{'with' if keeps else 'without'}"
-        world.client.create_bucket(Bucket=bucket)
+        world.server.make_bucket(bucket)
         place = resolve_path(f"s3a://{bucket}/ledger")
         world.server.conditional = keeps
         try:
@@ -92,7 +92,7 @@ def conditions(world: World) -> Findings:
             world.server.conditional = True
         judge.same("commits on condition", [one for _, one, _ in requests.commits], [keeps] * 2)
         figures[f"commits {'with' if keeps else 'without'} conditions"] = len(requests.commits)
-        remaining = stored_keys(world.client, bucket, "ledger", "_tries/")
+        remaining = stored_keys(world.server.client(), bucket, "ledger", "_tries/")
         # S3A makes this folder when the last object in it goes.
         judge.same("objects left of the trial", remaining, ["_tries/"])
     return figures, judge.broken

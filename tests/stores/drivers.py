@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.stores.cases import delta_rs_options, spool
+from tests.stores.cases import spool
+from tests.stores.server import s3_options
 
 ROOT: Final = Path(__file__).parents[2]
 _START_S: Final = 300.0
@@ -165,7 +166,7 @@ def _delta_rs(work: Work) -> Any:
 
     from tests.ledger.values import context, sends
 
-    options = delta_rs_options(work.endpoint)
+    options = s3_options(work.endpoint)
 
     def write(number: int) -> int:
         rows = pa.Table.from_batches([sends(context(partition=number), 2)])

@@ -30,7 +30,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
 from tests.ledger.values import context, letter, sends, write_spool
-from tests.stores.cases import delta_rs_options, place_on, stored_keys
+from tests.stores.cases import place_on, stored_keys
 from tests.stores.server import S3Server
 
 ROWS = 3
@@ -56,7 +56,7 @@ def folder(server: S3Server) -> LedgerPath:
 @pytest.fixture
 def place(server: S3Server, folder: LedgerPath) -> LedgerPath:
     """Return the path of a ledger with a table."""
-    options = delta_rs_options(server.endpoint)
+    options = server.storage_options
     DeltaTable.create(folder.uri, LEDGER_SCHEMA, partition_by=["kind"], storage_options=options)
     return folder
 
@@ -74,7 +74,7 @@ def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None
 
 def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
     """Return the number of rows per query, as another reader sees them."""
-    table = DeltaTable(place.uri, storage_options=delta_rs_options(server.endpoint))
+    table = DeltaTable(place.uri, storage_options=server.storage_options)
     query_ids = table.to_pyarrow_dataset().to_table(columns=["query_id"])["query_id"]
     return Counter(query_ids.to_pylist())
 
@@ -185,7 +185,7 @@ def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     else:
         with pytest.raises(LedgerError, match="cannot be removed: Spark's Delta commits"):
             erase_letters(session, folder, ids, "request 7")
-    table = DeltaTable(folder.uri, storage_options=delta_rs_options(server.endpoint))
+    table = DeltaTable(folder.uri, storage_options=server.storage_options)
     assert (table.version() > 1) == commits
     assert table.to_pyarrow_table()["body"].to_pylist() == [None if commits else b"body"]
 
@@ -229,7 +229,7 @@ def test_a_commit_of_which_nothing_is_known(server: S3Server, place: LedgerPath)
 def test_the_environment_names_the_store(
     server: S3Server, place: LedgerPath, monkeypatch: pytest.MonkeyPatch, only: str
 ) -> None:
-    for name, value in delta_rs_options(server.endpoint).items():
+    for name, value in server.storage_options.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"):
         monkeypatch.delenv(name)

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.notes import now_ms, read_bytes
+from rocket_sink.ledger.notes import create_first_commit, now_ms, read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
-from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
+from rocket_sink.ledger.storage import delta_rs_address, has_delta_rs, keeps_transactions
 from rocket_sink.ledger.transport.data_files import DataFile
 from rocket_sink.producer.process_end import native_calls
 
@@ -232,15 +233,27 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
     return True
 
 
+def try_commit(place: LedgerPath) -> None:
+    """Let delta-rs make and remove a table below the ledger's folder. Raise LedgerError if delta-rs
+    cannot, because it may need other settings than pyarrow."""
+    folder = f"_tries/{uuid.uuid4().hex}"
+    error = create_first_commit(place, folder)
+    if error is not None:
+        raise LedgerError(f"delta-rs cannot commit to it: {_reason(error)}", path=place.uri)
+    with contextlib.suppress(OSError):
+        place.filesystem().delete_dir(f"{place.root}/{folder}")
+
+
 def _takes(place: LedgerPath) -> bool:
-    name = place.root if place.is_local else place.uri
-    return keeps_transactions() and not _ESCAPED.intersection(name)
+    if place.is_local:
+        return keeps_transactions() and not _ESCAPED.intersection(place.root)
+    return has_delta_rs(place.uri) and not _ESCAPED.intersection(place.uri)
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
     if place.is_local:
         return place.root, None
-    return f"s3://{place.root}", delta_rs_options(place.uri, place.storage)
+    return delta_rs_address(place.uri, place.storage)
 
 
 def _has_log(place: LedgerPath) -> bool:
@@ -248,8 +261,6 @@ def _has_log(place: LedgerPath) -> bool:
     Raise LedgerError or OSError if the store cannot be read."""
     if place.is_local:
         return Path(place.root, LOG_FOLDER).is_dir()
-    if not is_s3(place.uri):
-        return False
     if place.problem:
         raise LedgerError(place.problem, path=place.uri)
     if place not in _seen:

@@ -30,6 +30,7 @@ from rocket_sink.ledger.append.delta_rs import (
     open_any,
     open_table,
     selected_rows,
+    try_commit,
     uncounted,
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
@@ -557,8 +558,9 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether delta-rs may commit to a table on a store: the store must refuse to overwrite
-    an object. The answer is kept for the application. If pyarrow does not reach the store, return
-    False and ask again after `_LOOK_AGAIN_S`. Raise LedgerError if the store cannot be asked."""
+    an object. The answer is kept for the application. If pyarrow or delta-rs does not reach the
+    store, return False and ask again after `_LOOK_AGAIN_S`. Raise LedgerError if the store cannot
+    be asked."""
     key = (str(spark.sparkContext.applicationId), place)
     with _deciding:
         if key not in _allowed and time.monotonic() >= _not_before_s.get(key, 0.0):
@@ -576,6 +578,7 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
         token.check()
         if has_executors(spark):
             _prove(spark, place, token)
+        try_commit(place)
     except LedgerError as error:
         _LOG.warning("Spark's Delta commits to the ledger %s: %s", place, error)
         return False

@@ -41,7 +41,8 @@ _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
 SPARK_REMOVES_NONE: Final = (
     "Spark's Delta commits to it, and removes no rows from an append-only table. A ledger in a "
-    "folder of the driver, or on S3 with Hadoop 3.4.2 and later, can expire and be erased; "
+    "folder of the driver, on Azure, Google's store or HDFS, or on S3 with Hadoop 3.4.2 and "
+    "later, can expire and be erased; "
     "elsewhere begin a new ledger from time to time"
 )
 

@@ -1,0 +1,181 @@
+"""A ledger's uses of a store, on Azure, Google's store and HDFS, each in a process of its own.
+
+    python -m tests.stores.elsewhere azure|google|hdfs [--lanes]     prints what held
+
+The environment names the store. With --lanes, Spark writes to a ledger there by each lane. Spark
+has no file systems of Azure and Google here, so delta-rs reads the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import deltalake
+
+from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.storage import remember
+from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.stream import read_batches
+from rocket_sink.option_spec import Secret
+from tests.integration.lanes import LANES
+from tests.ledger.values import context, sends
+from tests.stores.cases import ROWS, SENDABLE, Findings, Judge, World, send_by_lanes, spool
+from tests.stores.contend import TIMES
+from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer, UncountedStore
+from tests.stores.server import AZURE_HOST, AZURE_KEY
+from tests.stores.session import s3_session
+
+_SERVERS: Final = {"azure": AzureServer, "google": GoogleServer, "hdfs": HdfsServer}
+_BUCKET: Final = "bucket"
+_PER_COMMIT: Final = 3
+
+
+def azure(world: World) -> Findings:
+    """Play on Azurite."""
+    return _elsewhere("azure")
+
+
+def google(world: World) -> Findings:
+    """Play on fake-gcs-server."""
+    return _elsewhere("google")
+
+
+def hdfs(world: World) -> Findings:
+    """Play on a name node and a data node."""
+    return _elsewhere("hdfs")
+
+
+def _elsewhere(name: str) -> Findings:
+    return _of_process(name, "--lanes")
+
+
+def _of_process(*arguments: str) -> Findings:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.stores.elsewhere", *arguments],
+        capture_output=True, text=True, check=False, timeout=3600,
+    )  # fmt: skip
+    if done.returncode:
+        return {}, [done.stderr[-5000:]]
+    figures, broken = json.loads(done.stdout.splitlines()[-1])
+    return figures, broken
+
+
+def _commit(place: LedgerPath, query: str, version: int) -> None:
+    table = delta_rs.open_table(place, must=True)
+    assert table is not None
+    files = write_data_files(place, [sends(context(query_id=query), _PER_COMMIT)])
+    delta_rs.commit(place, table, files, query, version)
+
+
+def _commits(server: Any, place: LedgerPath, judge: Judge) -> dict[str, Any]:
+    """Let two writers commit at once, and then one whose answers get lost."""
+    delta_rs.try_commit(place)
+    judge.same("table made", delta_rs.create_table(place, LEDGER_SCHEMA, {}), True)
+
+    def write(query: str) -> None:
+        for version in range(TIMES):
+            _commit(place, query, version)
+
+    server.let_commits_meet(TIMES)
+    with server.counted() as requests, ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, "ab"))
+    server.let_commits_meet(0)
+    server.lose_answers(TIMES // 2)
+    with server.counted() as repeated:
+        write("c")
+    uri, options = delta_rs._where(place)
+    rows = deltalake.DeltaTable(uri, storage_options=options).to_pyarrow_dataset().to_table()
+    judge.same(
+        "rows", Counter(rows["query_id"].to_pylist()), Counter(dict.fromkeys("abc", TIMES * 3))
+    )
+    statuses = Counter(status for _, _, status in (*requests.commits, *repeated.commits))
+    refused = statuses["409"] + statuses["412"]
+    if requests.commits:
+        judge.same("all commits on condition", all(c for _, c, _ in requests.commits), True)
+        judge.same("answers lost", statuses["500"], TIMES // 2)
+        judge.same("two commits met", refused > TIMES // 2, True)
+    return {
+        "rows": rows.num_rows, "refused by the store": refused, "answers lost": statuses["500"]
+    }  # fmt: skip
+
+
+def _files(place: LedgerPath, judge: Judge) -> dict[str, Any]:
+    """Write and read a spool file, agree on notes, and take a lock."""
+    spool(place, 1)
+    filesystem = place.filesystem()
+    [file] = sealed_files(place, filesystem)
+    judge.same("rows in the spool", sum(b.num_rows for b in read_batches(file.path, filesystem)), 2)
+    rounds = 3
+    for number in range(rounds):
+        with ThreadPoolExecutor(3) as threads:
+            agreed = list(threads.map(lambda n, name=str(number): _agree(place, name, n), range(3)))
+        judge.same("notes", len({note for note, _ in agreed}), 1)
+        judge.same("writers of a note", sum(is_own for _, is_own in agreed), 1)
+        notes = NoteStore(place, "writes")
+        judge.same("note", notes.read(str(number)), agreed[0][0])
+        for _ in range(2):
+            notes.remove(str(number))
+    locks = [LedgerLock(place) for _ in range(2)]
+    judge.same("locks", [lock.acquire(0) for lock in locks], [True, False])
+    locks[0].release()
+    return {"notes": rounds}
+
+
+def _agree(place: LedgerPath, name: str, value: int) -> tuple[Any, bool]:
+    return NoteStore(place, "writes").agree(name, value)
+
+
+def _lanes(place: LedgerPath, judge: Judge) -> dict[str, Any]:
+    spark = s3_session("")
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(UncountedStore(place.uri), spark, Path(folder), short=True)
+        judge.broken += send_by_lanes(world)[1]
+        uri, options = delta_rs._where(resolve_path(world.uri))
+        world.close()
+    spark.stop()
+    table = deltalake.DeltaTable(uri, storage_options=options).to_pyarrow_dataset().to_table()
+    epochs = [row for row in table.to_pylist() if row["kind"] == "epoch"]
+    judge.same("rows in", sum(row["rows_in"] for row in epochs), ROWS * len(LANES))
+    judge.same("acked", sum(row["acked"] for row in epochs), len(SENDABLE) * len(LANES))
+    return {"rows of lanes": ROWS * len(LANES)}
+
+
+def main(name: str, *more: str) -> None:
+    """Start a store, or use the one below the URI `name`.
+
+    pyarrow asks Google's store for a file's size with Python's lock held, so that a server in the
+    same process could not answer: the files are written and read in another process.
+    """
+    remember({f"fs.azure.account.key.{AZURE_HOST}": Secret(AZURE_KEY)})
+    judge = Judge()
+    if name not in _SERVERS:
+        figures = _files(resolve_path(name), judge)
+        figures |= _lanes(resolve_path(f"{name}-lanes"), judge) if more else {}
+    else:
+        server: Any = _SERVERS[name]()
+        try:
+            server.make_bucket(_BUCKET)
+            uri = server.uri(_BUCKET, "ledger")
+            figures = _commits(server, resolve_path(uri), judge)
+            others, broken = _of_process(uri, *more)
+            figures |= others
+            judge.broken += broken
+        finally:
+            server.close()
+    print(json.dumps([figures, judge.broken]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

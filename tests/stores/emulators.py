@@ -1,0 +1,348 @@
+"""Azure's blobs, Google's store and HDFS on loopback, for the same cases as S3.
+
+Azurite comes from npm, fake-gcs-server from Go's module proxy, HDFS from Hadoop's own jar for
+tests, which runs in Spark's Java. pyarrow reaches HDFS by the C library libhdfs, which is in no
+registry; the source distribution of pydoop contains its sources. All are made once, in the user's
+cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, urlencode
+
+import pyspark
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from platformdirs import user_cache_path
+
+from rocket_sink.cluster.jars import Artifact, locked_module, only_one, run_ivy
+from rocket_sink.java import find_java
+from tests.stores.server import (
+    AZURE_ACCOUNT,
+    AZURE_HOST,
+    AZURE_KEY,
+    HEADERS,
+    Application,
+    Requests,
+    StoreServer,
+)
+from tests.stores.session import hadoop_version
+
+AZURITE: Final = "azurite@3.35.0"
+FAKE_GCS: Final = "github.com/fsouza/fake-gcs-server@v1.56.1"
+PYDOOP: Final = "pydoop==2.0.0"
+_CACHE: Final = user_cache_path("rocket-sink") / "stores"
+
+
+class AzureServer(StoreServer):
+    """Azurite; pyarrow and delta-rs take its address from the environment."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        port = _free_port()
+        super().__init__(_forward(port, _azure_request, _azure_answer))
+        binary = _made("azurite/node_modules/.bin/azurite-blob", _install_azurite)
+        self._process = _started(
+            port, str(binary), "--location", self._folder.name, "--blobPort", str(port),
+            "--skipApiVersionCheck", "--loose", "--silent", "--disableTelemetry",
+        )  # fmt: skip
+        os.environ["AZURE_STORAGE_ENDPOINT"] = f"{self.endpoint}/{AZURE_ACCOUNT}"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        return {"azure_storage_account_key": AZURE_KEY, "azure_allow_http": "true"}
+
+    def uri(self, bucket: str, name: str) -> str:
+        return f"abfss://{bucket}@{AZURE_HOST}/{name}"
+
+    def make_bucket(self, bucket: str) -> None:
+        from rocket_sink.ledger.path import resolve_path
+
+        resolve_path(self.uri(bucket, "x")).filesystem().create_dir(bucket)
+
+    def close(self) -> None:
+        super().close()
+        _end(self._process)
+        self._folder.cleanup()
+        del os.environ["AZURE_STORAGE_ENDPOINT"]
+
+
+class GoogleServer(StoreServer):
+    """fake-gcs-server; pyarrow and delta-rs take its address from the environment."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        port = _free_port()
+        super().__init__(_forward(port, _google_request, _google_answer))
+        host = self.endpoint.partition("://")[2]
+        self._process = _started(
+            port, str(_made("bin/fake-gcs-server", _install_fake_gcs)), "-scheme", "http",
+            "-host", "127.0.0.1", "-port", str(port), "-backend", "memory", "-public-host", host,
+            "-external-url", self.endpoint,
+        )  # fmt: skip
+        file = Path(self._folder.name, "account.json")
+        file.write_text(json.dumps(_service_account(self.endpoint)))
+        self._environment = {
+            "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.endpoint,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(file), "GOOGLE_SERVICE_ACCOUNT": str(file),
+        }  # fmt: skip
+        os.environ.update(self._environment)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        return {}
+
+    def uri(self, bucket: str, name: str) -> str:
+        return f"gs://{bucket}/{name}"
+
+    def make_bucket(self, bucket: str) -> None:
+        host = self.endpoint.partition("://")[2]
+        connection = http.client.HTTPConnection(host)
+        connection.request("POST", "/storage/v1/b", json.dumps({"name": bucket}))
+        assert connection.getresponse().status == 200
+
+    def close(self) -> None:
+        super().close()
+        _end(self._process)
+        self._folder.cleanup()
+        for name in self._environment:
+            del os.environ[name]
+
+
+class UncountedStore:
+    """A store below the URI `root`, which counts no requests and loses no answers."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def uri(self, bucket: str, name: str) -> str:
+        return f"{self.root}/{bucket}/{name}"
+
+    def make_bucket(self, bucket: str) -> None:
+        """Do nothing: a folder is made with its first file."""
+
+    @contextmanager
+    def counted(self) -> Iterator[Requests]:
+        yield Requests()
+
+    def let_commits_meet(self, times: int) -> None:
+        """Do nothing."""
+
+    lose_answers = let_commits_meet
+
+
+class HdfsServer(UncountedStore):
+    """A name node and a data node in a Java process.
+
+    libhdfs starts a Java in each Python process that reaches HDFS.
+    """
+
+    def __init__(self) -> None:
+        java = find_java()
+        spark_jars = f"{Path(pyspark.__file__).parent}/jars"
+        jar = _made(f"jars/hadoop-client-minicluster-{hadoop_version()}.jar", _install_hdfs)
+        library = _made("libhdfs/libhdfs.so", _compile_libhdfs)
+        os.environ |= {
+            "ARROW_LIBHDFS_DIR": str(library.parent), "JAVA_HOME": str(java.home),
+            "CLASSPATH": ":".join(str(path) for path in Path(spark_jars).glob("*.jar")),
+        }  # fmt: skip
+        self._folder = tempfile.TemporaryDirectory()
+        self._process = subprocess.Popen(
+            [str(java.executable), "-Xmx400m", "-cp", f"{jar}:{spark_jars}/*",
+             str(Path(__file__).with_name("Hdfs.java")), self._folder.name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        lines = iter(self._process.stdout.readline, "")
+        super().__init__(next(line.strip() for line in lines if line.startswith("hdfs://")))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._folder.cleanup()
+
+
+Request = Callable[[dict[str, Any]], tuple[str, str]]
+Answer = Callable[[dict[str, Any], bytes], tuple[bytes, dict[str, str]]]
+
+
+def _forward(port: int, request: Request, answer: Answer) -> Application:
+    """Return an application that passes requests to an emulator.
+
+    Args:
+        request: returns (method, target) of the request to pass on.
+        answer: returns (content, further headers) of the answer to pass on.
+    """
+
+    def application(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        sent = -1 if environ.get("wsgi.input_terminated") else environ.get("CONTENT_LENGTH")
+        body = environ["wsgi.input"].read(int(sent or 0))
+        method, target = request(environ)
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        headers = [(n, v) for n, v in environ[HEADERS] if n.lower() not in _OF_A_HOP]
+        for name, value in (*headers, ("Content-Length", str(len(body)))):
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        response = connection.getresponse()
+        content = response.read()
+        content, more = answer(environ, content)
+        kept = [(n, v) for n, v in response.getheaders() if n.lower() not in _OF_A_HOP]
+        length = response.getheader("Content-Length") if method == "HEAD" else None
+        kept += [("Content-Length", length or str(len(content))), *more.items()]
+        kept.append(("Connection", "close"))
+        start(f"{response.status} {response.reason}", kept)
+        connection.close()
+        return [content]
+
+    return application
+
+
+_OF_A_HOP: Final = (
+    "transfer-encoding", "content-length", "connection", "keep-alive", "expect",
+)  # fmt: skip
+
+
+def _azure_request(environ: dict[str, Any]) -> tuple[str, str]:
+    return environ["REQUEST_METHOD"], environ["RAW_URI"]
+
+
+def _azure_answer(environ: dict[str, Any], content: bytes) -> tuple[bytes, dict[str, str]]:
+    """Leave out blobs before `startFrom`, which Azurite ignores."""
+    start = parse_qs(environ["QUERY_STRING"]).get("startFrom", [""])[0]
+    pattern = rb"<Blob><Name>(.*?)</Name>.*?</Blob>"
+    return (_without(content, pattern, lambda name: name < start) if start else content), {}
+
+
+def _google_request(environ: dict[str, Any]) -> tuple[str, str]:
+    """Turn an upload by Google's XML API, which the emulator lacks, into one by the JSON API."""
+    if not _is_upload(environ):
+        return environ["REQUEST_METHOD"], environ["RAW_URI"]
+    bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
+    query = {"uploadType": "media", "name": name}
+    generation = environ.get("HTTP_X_GOOG_IF_GENERATION_MATCH")
+    if generation is not None:
+        query["ifGenerationMatch"] = generation
+    return "POST", f"/upload/storage/v1/b/{quote(bucket)}/o?{urlencode(query)}"
+
+
+def _is_upload(environ: dict[str, Any]) -> bool:
+    return environ["REQUEST_METHOD"] == "PUT" and not environ["PATH_INFO"].startswith("/upload/")
+
+
+def _google_answer(environ: dict[str, Any], content: bytes) -> tuple[bytes, dict[str, str]]:
+    """Leave out objects up to `start-after`, which the emulator ignores."""
+    if _is_upload(environ):
+        return b"", {"ETag": json.loads(content).get("etag", "")}
+    start = parse_qs(environ["QUERY_STRING"]).get("start-after", [""])[0]
+    pattern = rb"<Contents><Key>(.*?)</Key>.*?</Contents>"
+    return (_without(content, pattern, lambda name: name <= start) if start else content), {}
+
+
+def _without(content: bytes, pattern: bytes, is_before: Callable[[str], bool]) -> bytes:
+    return re.sub(
+        pattern, lambda m: b"" if is_before(m[1].decode()) else m[0], content, flags=re.DOTALL
+    )
+
+
+def _service_account(endpoint: str) -> dict[str, Any]:
+    """Return a service account that delta-rs asks for no token; pyarrow signs one by the key."""
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {
+        "type": "service_account", "project_id": "p", "client_email": "a@example.com",
+        "private_key_id": base64.b16encode(b"key").decode(), "private_key": key.decode(),
+        "token_uri": f"{endpoint}/token", "gcs_base_url": endpoint, "disable_oauth": True,
+    }  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _started(port: int, *command: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process
+        time.sleep(0.1)
+    raise AssertionError(f"{command[0]} did not start: {process.poll()}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(60)
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a file of the cache; let `make` fill the cache's folder with it first, if needed."""
+    with only_one(_CACHE / "lock", print):
+        if not (_CACHE / name).exists():
+            make(_CACHE)
+    return _CACHE / name
+
+
+def _install_azurite(folder: Path) -> None:
+    _run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder / "azurite"), AZURITE)
+
+
+def _install_fake_gcs(folder: Path) -> None:
+    _run("go", "install", FAKE_GCS, GOBIN=str(folder / "bin"))
+
+
+def _install_hdfs(folder: Path) -> None:
+    jar = Artifact("org.apache.hadoop", "hadoop-client-minicluster", hadoop_version(), "", "")
+    with tempfile.TemporaryDirectory() as scratch:
+        run_ivy(
+            find_java(), Path(scratch, "ivy"), locked_module([jar]),
+            folder / "jars" / "[artifact]-[revision].[ext]", lambda: None, poms=False,
+        )  # fmt: skip
+
+
+def _compile_libhdfs(folder: Path) -> None:
+    java = find_java().home
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "old.txt").write_text("setuptools<70\n")
+        _run(
+            sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d",
+            scratch, PYDOOP, PIP_CONSTRAINT=f"{scratch}/old.txt", JAVA_HOME=str(java),
+        )  # fmt: skip
+        [archive] = Path(scratch).glob("pydoop-*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch, filter="data")
+        sources = next(Path(scratch).glob("pydoop-*/src/libhdfs"))
+        files = [*sources.glob("*.c"), *sources.glob("common/*.c"), *sources.glob("os/posix/*.c")]
+        folders = ["", "include", "os/posix", "common"]
+        (folder / "libhdfs").mkdir(exist_ok=True)
+        _run(
+            "gcc", "-shared", "-fPIC", "-O1", "-w", *(f"-I{sources}/{name}" for name in folders),
+            f"-I{java}/include", f"-I{java}/include/linux", *map(str, files),
+            f"-L{java}/lib/server", "-ljvm", f"-Wl,-rpath,{java}/lib/server",
+            "-o", str(folder / "libhdfs" / "libhdfs.so"),
+        )  # fmt: skip
+
+
+def _run(*command: str, **environment: str) -> None:
+    subprocess.run(command, check=True, timeout=900, env={**os.environ, **environment},
+                   stdout=subprocess.DEVNULL)  # fmt: skip
