@@ -227,15 +227,30 @@ def plain_path(uri: str) -> str:
     return uri.removeprefix("file:")
 
 
+_TABLE: Final = re.compile(r"\w+\.\w+\.\w+")
+
+
+def is_table_name(ledger: str) -> bool:
+    """Return whether a ledger is given by the name `catalog.schema.table` and not by its path."""
+    return _TABLE.fullmatch(ledger.strip()) is not None
+
+
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the path as a `LedgerPath`. Call this on the driver, because it makes paths absolute.
 
     The `uri` of the result resolves to the same path. In a `file://` URI, `%` and two hex digits
     stand for a byte. Raise LedgerError if the path is empty, or if Spark, pyarrow and delta-rs
-    would read it differently."""
+    would read it differently, or if the text is a table's name, which only the lanes of Spark and
+    `Ledger` look up."""
     if isinstance(path, LedgerPath):
         return path
     text = os.fspath(path).strip().rstrip("/")
+    if is_table_name(text):
+        raise LedgerError(
+            f"the ledger {text} is the name of a table: give its location here. A folder of that "
+            f"name is ./{text}",
+            path=text,
+        )
     if not text:
         raise LedgerError("the ledger's path is empty; give a folder, as in ledger=/data/ledger")
     if _SCHEME.match(text) is None:

@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError, SendError
+from rocket_sink.ledger.append.named import know_locations, located
 from rocket_sink.ledger.append.table import has_executors
 from rocket_sink.ledger.epoch_starts import (
     ROWS_FACT,
@@ -86,9 +87,10 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     """Make `format("rocketmq")` known to the session.
 
     Args:
-        ledger: a ledger to fold while queries of the session run. A fold moves the rows that tasks
-            have spooled into the table. A writer has no session and cannot fold; it logs a warning
-            if nothing folds the ledger of its stream.
+        ledger: a ledger to fold while queries of the session run: a path, or the name
+            `catalog.schema.table` of a table, which queries may then use. A fold moves the rows
+            that tasks have spooled into the table. A writer has no session and cannot fold; it logs
+            a warning if nothing folds the ledger of its stream.
     """
     warn_of_settings(spark)
     # The writer's process has no session, so class attributes bring this session's facts there.
@@ -100,7 +102,10 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
         attributes["storage"] = all_properties(spark)
     from rocket_sink.spark.listener import install_fold
 
-    thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
+    location = located(ledger, spark, makes=True)
+    if location != ledger:
+        attributes["locations"] = {ledger: location}
+    thread = install_fold(SinkOptions.parse({"ledger": location}), spark)
     attributes["folded"] = thread.ledgers if thread is not None else frozenset()
     source = type(RocketMQDataSource.__name__, (RocketMQDataSource,), attributes)
     try:
@@ -134,6 +139,8 @@ class RocketMQDataSource(DataSource):
     """The session's settings for object stores."""
     folded: ClassVar[frozenset[str]] = frozenset()
     """The ledgers that the session folds while queries run."""
+    locations: ClassVar[Mapping[str, str]] = {}
+    """The location of the ledger that `register` got by its name."""
 
     @classmethod
     def name(cls) -> str:
@@ -191,6 +198,7 @@ class RocketMQDataSource(DataSource):
     def _check_options(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
         if self.storage:
             remember(self.storage)
+        know_locations(self.locations)
         options = read_options(self.options)
         refuse_speculation(options, is_on=self.speculates)
         needs_append(options, 'format("rocketmq")')

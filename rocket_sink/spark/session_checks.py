@@ -34,6 +34,7 @@ from rocket_sink.errors import (
     SendError,
     TlsRefusedError,
 )
+from rocket_sink.ledger.append.named import located
 from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_token
 from rocket_sink.ledger.epoch_starts import unrecorded_epoch
 from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
@@ -315,9 +316,12 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def on_driver(options: SinkOptions) -> SinkOptions:
-    """Check name servers' addresses; make the ledger's path absolute: workers' folders differ."""
+    """Check name servers' addresses; make the ledger's path absolute, because workers' folders
+    differ. If the ledger is a table's name, look its location up; make a missing table."""
     _ = options.name_servers
-    return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options
+    if not options.ledger:
+        return options
+    return options.with_(ledger=resolve_path(located(options.ledger, makes=True)).uri)
 
 
 def own_options(given: Mapping[str, str]) -> dict[str, str]:

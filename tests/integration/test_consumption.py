@@ -66,7 +66,7 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
         assert by_mqadmin.get((queue["broker"], queue["queue_id"]), own) == own
     (query,) = told["queries"]
     assert (query["messages"], query["waiting"], query["deleted"]) == (100, 60, 0)
-    assert (query["first_waiting"], query["epochs_waiting"], query["last_epoch"]) == (1, 2, 2)
+    assert (query["first_waiting"], query["epochs_waiting"], query["last_epoch"]) == (2, 2, 3)
     by_spark = figures(
         reader(ledger.rows(spark)), ledger.path, Scope(), group=group,
         options=SinkOptions.parse(options),

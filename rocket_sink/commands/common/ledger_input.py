@@ -17,9 +17,10 @@ from rocket_sink.commands.common.output import note, step
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.named import located
 from rocket_sink.ledger.driver.fold import FoldSummary
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, is_table_name, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import counted
@@ -75,8 +76,8 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     `spark_wanted` is set, or DuckDB cannot read it. Raise LedgerError if the path has no ledger."""
     path = absolute(path)
     check_exists(path)
-    # Under spark-submit the JVM runs already.
-    if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
+    # Under spark-submit the JVM runs already. Only Spark's catalogs know tables' names.
+    if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ or is_table_name(path):
         return None
 
     ledger = open_quick(path)
@@ -133,9 +134,9 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     path is checked, so that a wrong path is reported before Spark starts: for a store, only the
     session may know the address and keys. Raise LedgerError if the path has neither a table nor a
     spool, or this user may not read them."""
-    if spark is None and is_remote(path):
+    if spark is None and (is_remote(path) or is_table_name(path)):
         return
-    place = resolve_path(path)
+    place = resolve_path(located(path, spark))
     if place.problem:
         return
     if place.is_local:

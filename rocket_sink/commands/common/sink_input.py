@@ -18,6 +18,7 @@ from rocket_sink.cluster.detached import status
 from rocket_sink.commands.common.base import Decorated, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.ledger.path import is_table_name
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
 from rocket_sink.options import SinkOptions, check_topic_option, environ_name_servers, find_option
@@ -209,5 +210,8 @@ def _local_name_server() -> str | None:
 
 
 def absolute(path: str) -> str:
-    """Return a local path as an absolute path, for Spark's processes; URIs are unchanged."""
-    return path if re.match(r"[\w+.-]{2,}:/", path) else str(Path(path).expanduser().absolute())
+    """Return a local path as an absolute path, for Spark's processes; URIs and tables' names are
+    unchanged."""
+    if re.match(r"[\w+.-]{2,}:/", path) or is_table_name(path):
+        return path
+    return str(Path(path).expanduser().absolute())

@@ -164,17 +164,23 @@ def _checked(place: LedgerPath, identity: _Identity) -> str:
     return identity.ledger_id
 
 
-def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
-    """Return all rows. `check_table` may raise LedgerError."""
+def read_table(spark: SparkSession, place: LedgerPath, version: int | None = None) -> DataFrame:
+    """Return all rows, of a version of the table or of the newest one. `check_table` may raise
+    LedgerError."""
     check_encoding(spark, str(place))
     check_table(spark, place)
-    table = open_direct(spark, place)
+    table = open_direct(spark, place) if version is None else None
+    if version is not None and not has_delta(spark):
+        raise LedgerError(no_delta(place), path=place.uri)
     if table is not None:
         files = [name for names in data_files(place, table).values() for name in names]
         if not has_delta(spark):
             return _read_files(spark, place, files)
     with reading(place):
-        rows = spark.read.format("delta").load(place.uri)
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        rows = reader.load(place.uri)
         if table is None:
             check_named(place.uri, map(partial(_below, place.uri), rows.inputFiles()))
     return rows

@@ -12,6 +12,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import views
 from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.delta_rs import check_files, data_files
+from rocket_sink.ledger.append.named import located
 from rocket_sink.ledger.append.table import (
     check_table,
     ensure_table,
@@ -75,8 +76,19 @@ class Ledger:
         LedgerError: no ledger there, another Delta table, or another schema version.
     """
 
+    _version: int | None = None
+    """The version of the table to read; None: the newest."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._place = resolve_path(path)
+        self._place = resolve_path(located(os.fspath(path)))
+
+    def at(self, version: int) -> Ledger:
+        """Return the ledger as it was at a Delta version (`version(spark)`), to read rows and views
+        and to report; nothing is folded then. Files of replaced versions stay for two days at
+        least, and commits for two days. Needs Spark's Delta."""
+        past = Ledger(self._place.uri)
+        past._version = version
+        return past
 
     @property
     def path(self) -> str:
@@ -158,7 +170,7 @@ class Ledger:
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the rows of every kind, as stored."""
-        return read_table(spark, self._place)
+        return read_table(spark, self._place, self._version)
 
     def sends(self, spark: SparkSession) -> DataFrame:
         """Return a row per request attempt. `in_flight` means that no answer was ever recorded."""
@@ -252,12 +264,13 @@ class Ledger:
         from rocket_sink.ledger.query.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
+        is_past = self._version is not None
         try:
-            is_folded = not self.sync(spark).busy
+            is_folded = is_past or not self.sync(spark).busy
         except LedgerError as error:
             _LOG.warning("%s. The report lacks the rows that are not folded yet", error)
             is_folded = False
-        read = reader_of(spark, self._place)
+        read = views.reader(self.rows(spark)) if is_past else reader_of(spark, self._place)
         if read is None:
             raise missing(self._place)
         return figures(

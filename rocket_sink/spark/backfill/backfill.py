@@ -123,8 +123,9 @@ class Backfill:
             raise OptionError(
                 "option ledger is missing: a backfill notes there what it has sent", option="ledger"
             )
-        check_session(self.options, self.spark)
         self.ledger = Ledger(self.options.ledger)
+        self.options = self.options.with_(ledger=self.ledger.uri)
+        check_session(self.options, self.spark)
         self.options = backfill_options(self.options)
         self._source = self.source or DeadLetters()
         self.noun = self._source.noun
