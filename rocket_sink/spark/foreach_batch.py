@@ -230,10 +230,6 @@ class BatchWriter:
                 df, "foreach_batch", epoch, query, run or query, group, append, again=again,
                 token=start.token,
             )  # fmt: skip
-        if not append.merges and append.rows:
-            # Spark's Delta has committed before anybody could count.
-            ctx = RunContext(query, run or query, epoch, lane="foreach_batch")
-            _confirm(session, place, ctx, sent)
         if transactions is not None:
             transactions.finish(query, epoch)
         if self._options.max_epoch_failures:
@@ -321,7 +317,6 @@ class BatchWriter:
             forget_queues(self._options, query, counts)
             if transactions is not None:
                 transactions.finish(query, 0)
-            _confirm(session, place, RunContext(query, run, 0, lane="batch"), sent)
         else:
             counts = self._send(df, "batch", 0, query, run).counts
             over = over_budget(self._options, counts)
@@ -386,9 +381,13 @@ class BatchWriter:
                 return _Sent(partial(list, rows), has_run_again if rows else bool)
             ctx = RunContext(query, run, epoch, lane=lane)
             sent = _Sent(partial(append.accounts, _ACCOUNTS, ctx), has_run_again)
-            later = partial(_confirmation, ctx, sent, append) if lane != "batch" else tuple
+            later = partial(_confirmation, ctx, sent, append)
             _append(append.made_by_tasks(needed, send), append, later)
-        return sent if append.rows else _Sent(list, bool)
+        sent = sent if append.rows else _Sent(list, bool)
+        # Spark's Delta has committed before anybody could count; without rows nothing is committed.
+        if lane == "batch" if not append.rows else not append.merges:
+            _confirm(session, append.place, ctx, sent)
+        return sent
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """Release the keys that a failed write holds, because no later write would release them."""
@@ -542,10 +541,9 @@ def _confirmation(ctx: RunContext, sent: _Sent, append: Append) -> Rows:
             "their stage, as after the loss of an executor: %s may be stored twice",
             ctx.epoch, ctx.query_id, counted(uncounted, "row"),
         )  # fmt: skip
-    row = confirmed_row(
-        ctx, num_input_rows=rows if ctx.lane == "batch" else None, rows_in=rows,
-        duplicates_possible=uncounted,
-    )  # fmt: skip
+    # Without `rows_in`: it would only be the sum of the accounts, and count twice with them.
+    read = rows if ctx.lane == "batch" else None
+    row = confirmed_row(ctx, num_input_rows=read, duplicates_possible=uncounted)
     return list(in_order([row], append.sequence))
 
 
