@@ -157,7 +157,9 @@ class OrderedQueues:
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._gathers = False
-        """Whether requests wait for further input although their queues are free."""
+        """Whether small requests for free queues wait for further input."""
+        self._holds = False
+        """Whether such a request may be waiting."""
         self._fed_s = self._released_s = float("-inf")
         """The times of the last end of an input batch, and of the last `release`."""
 
@@ -193,6 +195,9 @@ class OrderedQueues:
     def release(self) -> list[PendingRequest]:
         """Gather no more until the next input batch. Return the requests that waited for it."""
         self._gathers, self._released_s = False, self._clock()
+        if not self._holds:
+            return []
+        self._holds = False
         free = [lane for lane in self._lanes.values() if lane.in_flight is None]
         return [request for lane in free if (request := self._following(lane)) is not None]
 
@@ -226,7 +231,10 @@ class OrderedQueues:
         """Return the next request of a free queue, now in flight; None if none may go now. While
         the input flows, a small request waits for it if no other request waits behind."""
         waiting = lane.waiting
-        if not waiting or (self._gathers and len(waiting) == 1 and self._is_small(waiting[0])):
+        if not waiting:
+            return None
+        if self._gathers and len(waiting) == 1 and self._is_small(waiting[0]):
+            self._holds = True
             return None
         following = waiting.popleft()
         self._overflow.bring_back(following)
