@@ -140,8 +140,8 @@ class OrderedQueues:
     Args:
         max_messages, max_bytes: limits of a request into which waiting requests are joined. The
             caller lowers these attributes for a proxy, and for brokers that refuse large batches.
-        memory_bytes: limit of the bytes that wait for further input or for queues that answer, and
-            of the input batches that waiting requests keep in memory.
+        memory_bytes: limit of the bytes that wait for further input or for queues that answer. The
+            input batches that waiting requests keep in memory may have twice as many bytes.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class OrderedQueues:
         self.closed: dict[MessageQueue, SendError] = {}
         """The error for which each closed queue is closed; `add` takes no request for these."""
         self._lanes: dict[MessageQueue, _Lane] = {}
-        self._overflow = SpillBuffer(memory_bytes)
+        # Twice the limit, because batches that keep so many waiting bytes have sent bytes, too.
+        self._overflow = SpillBuffer(2 * memory_bytes)
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._gathers = False

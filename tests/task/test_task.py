@@ -724,7 +724,7 @@ class TestStrict:
                      sharding_key=["k1"] * 100)  # fmt: skip
         assert run.body is not None
         overflow = run.body._sender.ordered._overflow
-        assert overflow.in_memory <= 320_000 and overflow._file is not None
+        assert overflow.in_memory <= 520_000 and overflow._file is not None
         engine.stuck = False
         run.finish()
         assert [b[:5] for b in engine.bodies(home(engine, "k1"))] == bodies(4000)
