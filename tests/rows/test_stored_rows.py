@@ -128,6 +128,15 @@ def test_which_messages_have_columns() -> None:
         assert batch.to_pylist() == rows_one_by_one(data)[5:9] and not singles
 
 
+@pytest.mark.parametrize("length", [5, 8, 300])
+def test_properties_that_pass_the_messages_end_are_refused(length: int) -> None:
+    data = encode_stored(StoredMessage("topic", b"body", properties={"k": "v"}))
+    lying = data[:-6] + length.to_bytes(2, "big") + data[-4:]
+    assert StoredColumns.of(lying + 9 * data).regular.tolist() == [False, *[True] * 9]
+    with pytest.raises(RemoteProtocolError, match="passes a stored message's end"):
+        rows_by_columns(lying + 9 * data)
+
+
 def test_a_few_irregular_messages_leave_the_others_in_columns() -> None:
     odd = encode_stored(StoredMessage("t", b"x", queue_offset=9, store_host=("::1", 1)))
     singles: list[StoredMessage] = []
