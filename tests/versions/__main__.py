@@ -51,7 +51,6 @@ SPARK_TESTS: Final = (
     "tests/integration/test_lanes.py",
     "tests/integration/test_found_by_spark.py",
     "tests/integration/test_reader_dlq.py",
-    "tests/integration/test_stream_reader.py::test_consoles_show_the_lag_of_the_consumer_group",
     "tests/ledger/test_append.py",
     "tests/ledger/test_fold.py",
 )
