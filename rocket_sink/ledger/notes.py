@@ -81,7 +81,7 @@ class NoteStore:
         data = json.dumps(value).encode()
         while (note := self.read(name)) is None:
             if not self._place.is_local:
-                agreed = self._agreed(name, data)
+                agreed = self._agree_by_claim(name, data)
                 is_ours = agreed == data
                 # On Azure and HDFS a write fails if another process writes the same file.
                 with contextlib.suppress(*(() if is_ours else (OSError,))):
@@ -148,7 +148,8 @@ class NoteStore:
             out.write(data)
         return True
 
-    def _agreed(self, name: str, data: bytes) -> bytes:
+    def _agree_by_claim(self, name: str, data: bytes) -> bytes:
+        """Write the claim, unless there is one; return the text that all writers take."""
         claim, error = self._claim(name), None
         if has_delta_rs(self._place.uri):
             error = create_first_commit(self._place, self._claim_table(name), data.decode())

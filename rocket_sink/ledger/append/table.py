@@ -133,7 +133,7 @@ def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
     `check_table` does, and if the table cannot be made."""
     identity = _identity(spark, place) if is_table(spark, place) else None
     if identity is None or identity.version is None:
-        identity = _made(spark, place)
+        identity = _make(spark, place)
     return _checked(place, identity)
 
 
@@ -142,7 +142,7 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     LedgerError, which says what to do, for no table, no ledger, or another version."""
     identity = _identity(spark, place)
     if identity.version is None and _has_our_columns(spark, place):
-        # The table has no version yet: another process is between the two steps of `_made`.
+        # The table has no version yet: another process is between the two steps of `_make`.
         return identity.ledger_id
     return _checked(place, identity)
 
@@ -332,7 +332,7 @@ def check_not_ahead(
     )  # fmt: skip
 
 
-def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
+def _make(spark: SparkSession, place: LedgerPath) -> _Identity:
     """Make the table if needed, set its schema version, and return its identity.
 
     Several queries may start on one ledger at once. Setting the version makes each append fail that
@@ -346,7 +346,7 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
         stop=stop_after_attempt(10), wait=wait_random(0, 0.5),
         retry=retry_if_exception(_is_conflict), reraise=True,
     )  # fmt: skip
-    def looked() -> _Identity:
+    def make_once() -> _Identity:
         if not is_table(spark, place):
             _create(spark, place)
         identity = _identity(spark, place)
@@ -358,7 +358,7 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(LedgerError):
             stack.enter_context(ledger_lock(place, _MAKER_WAIT_S, name=_MAKER_LOCK))
-        return looked()
+        return make_once()
 
 
 def _is_conflict(error: BaseException) -> bool:
