@@ -112,7 +112,7 @@ def test_an_empty_text_is_an_empty_list() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4MiB", 2**22), ("1k", 1024), ("1MB", 10**6), ("12b", 12), (5000, 5000), ("3m", 3 * 2**20),
-     ("1g", 2**30), ("2GiB", 2**31), ("1GB", 10**9), ("1kb", 1000), ("1KiB", 1024)],
+     ("2kb", 2000), ("1KiB", 1024)],
 )  # fmt: skip
 def test_sizes_take_units(text: object, size: int) -> None:
     assert SinkOptions.parse(maxMessageSize=text).max_message_size_bytes == size

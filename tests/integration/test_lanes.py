@@ -34,7 +34,10 @@ cluster = scripted_cluster(scope="module")
 
 
 @pytest.fixture(
-    params=[*LANES, *(pytest.param(lane, marks=pytest.mark.long) for lane in BY_SPARK)],
+    params=[
+        *(*LANES, BY_SPARK[1]),
+        *(pytest.param(BY_SPARK[n], marks=pytest.mark.long) for n in (0, 2, 3, 4, 5)),
+    ],
     ids=lambda lane: lane.name,
 )
 def lane(request: pytest.FixtureRequest) -> Lane:
