@@ -82,11 +82,13 @@ class NoteStore:
         while (note := self.read(name)) is None:
             if not self._place.is_local:
                 agreed = self._agree_by_claim(name, data)
-                is_ours = agreed == data
-                # On Azure and HDFS a write fails if another process writes the same file.
-                with contextlib.suppress(*(() if is_ours else (OSError,))):
+                try:
                     self._put(self.where(name), agreed)
-                return json.loads(agreed), is_ours
+                except OSError:
+                    # On Azure and HDFS one of two writes fails; the other one writes this text.
+                    if self.read(name) is None:
+                        raise
+                return json.loads(agreed), agreed == data
             if self._put(self.where(name), data, replace=False):
                 return value, True
         return note, False
