@@ -69,7 +69,7 @@ CASES: Final = (
     Case(contend.two_of_delta_rs, "two writers with delta-rs append at once",
          "no commit is lost"),
     *(
-        Case(play, f"commits, notes, locks and lanes on {store}",
+        Case(play, f"commits, notes and locks on {store}",
              "each row is in once, writers agree")
         for play, store in (
             (elsewhere.azure, "Azure (Azurite)"),

@@ -1,9 +1,9 @@
 """A ledger's uses of a store, on Azure, Google's store and HDFS, each in a process of its own.
 
-    python -m tests.stores.elsewhere azure|google|hdfs [--lanes]     prints what held
+    python -m tests.stores.elsewhere azure|google|hdfs     prints what held
 
-The environment names the store. With --lanes, Spark writes to a ledger there by each lane. Spark
-has no file systems of Azure and Google here, so delta-rs reads the ledger.
+The environment names the store. Spark takes no part: its file systems of Azure and Google do not
+reach emulators.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import deltalake
@@ -29,13 +27,11 @@ from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
-from tests.integration.lanes import LANES
 from tests.ledger.values import context, sends
-from tests.stores.cases import ROWS, SENDABLE, Findings, Judge, World, send_by_lanes, spool
+from tests.stores.cases import Findings, Judge, World, spool
 from tests.stores.contend import TIMES
-from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer, UncountedStore
+from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer
 from tests.stores.server import AZURE_HOST, AZURE_KEY
-from tests.stores.session import s3_session
 
 _SERVERS: Final = {"azure": AzureServer, "google": GoogleServer, "hdfs": HdfsServer}
 _BUCKET: Final = "bucket"
@@ -44,26 +40,22 @@ _PER_COMMIT: Final = 3
 
 def azure(world: World) -> Findings:
     """Play on Azurite."""
-    return _elsewhere("azure")
+    return _of_process("azure")
 
 
 def google(world: World) -> Findings:
     """Play on fake-gcs-server."""
-    return _elsewhere("google")
+    return _of_process("google")
 
 
 def hdfs(world: World) -> Findings:
     """Play on a name node and a data node."""
-    return _elsewhere("hdfs")
+    return _of_process("hdfs")
 
 
-def _elsewhere(name: str) -> Findings:
-    return _of_process(name, "--lanes")
-
-
-def _of_process(*arguments: str) -> Findings:
+def _of_process(name: str) -> Findings:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stores.elsewhere", *arguments],
+        [sys.executable, "-m", "tests.stores.elsewhere", name],
         capture_output=True, text=True, check=False, timeout=3600,
     )  # fmt: skip
     if done.returncode:
@@ -137,22 +129,7 @@ def _agree(place: LedgerPath, name: str, value: int) -> tuple[Any, bool]:
     return NoteStore(place, "writes").agree(name, value)
 
 
-def _lanes(place: LedgerPath, judge: Judge) -> dict[str, Any]:
-    spark = s3_session("")
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(UncountedStore(place.uri), spark, Path(folder), short=True)
-        judge.broken += send_by_lanes(world)[1]
-        uri, options = delta_rs._where(resolve_path(world.uri))
-        world.close()
-    spark.stop()
-    table = deltalake.DeltaTable(uri, storage_options=options).to_pyarrow_dataset().to_table()
-    epochs = [row for row in table.to_pylist() if row["kind"] == "epoch"]
-    judge.same("rows in", sum(row["rows_in"] for row in epochs), ROWS * len(LANES))
-    judge.same("acked", sum(row["acked"] for row in epochs), len(SENDABLE) * len(LANES))
-    return {"rows of lanes": ROWS * len(LANES)}
-
-
-def main(name: str, *more: str) -> None:
+def main(name: str) -> None:
     """Start a store, or use the one below the URI `name`.
 
     pyarrow asks Google's store for a file's size with Python's lock held, so that a server in the
@@ -162,14 +139,13 @@ def main(name: str, *more: str) -> None:
     judge = Judge()
     if name not in _SERVERS:
         figures = _files(resolve_path(name), judge)
-        figures |= _lanes(resolve_path(f"{name}-lanes"), judge) if more else {}
     else:
         server: Any = _SERVERS[name]()
         try:
             server.make_bucket(_BUCKET)
             uri = server.uri(_BUCKET, "ledger")
             figures = _commits(server, resolve_path(uri), judge)
-            others, broken = _of_process(uri, *more)
+            others, broken = _of_process(uri)
             figures |= others
             judge.broken += broken
         finally:
@@ -178,4 +154,4 @@ def main(name: str, *more: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
