@@ -84,8 +84,10 @@ def test_isolations_move_from_the_monotonic_clock_to_the_wall():
 
 
 def test_a_task_summary_becomes_an_epoch_row():
-    summary = TaskSummary(rows_in=10, acked=6, degraded=1, dead=2, unknown=1, duplicates_possible=3,
-                          codes={"NULL_BODY": 2}, first_error="no\nroute")  # fmt: skip
+    summary = TaskSummary(
+        rows_in=10, acked=6, degraded=1, dead=2, unknown=1, duplicates_possible=3,
+        first_error="no\nroute",
+    )  # fmt: skip
     values = row(epoch_row(summary.as_dict(), context(), complete=True, duration_ms=5.0))
     assert values["rows_in"] == 10
     assert values["duplicates_possible"] == 3

@@ -280,4 +280,4 @@ def test_batch_writes_have_it_and_foreach_does_not(query: Query) -> None:
     summary = query.sink().write(query.rows(0))
     assert summary.acked == ROWS and query.seen() == {0: ROWS} and not query.open()
     with pytest.raises(ConfigurationError, match="foreachBatch"):
-        query.sink().stream(query.rows(0))
+        query.sink().stream(query.spark.readStream.format("rate").load())

@@ -18,7 +18,7 @@ from tests.ledger.values import attempt, context
 
 
 def rows_of(recorder: LedgerRecorder, rows: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    recorder.account(TaskSummary(), complete=True, duration_s=1.0)
+    recorder.add_account(TaskSummary(), complete=True, duration_s=1.0)
     return [row for batch in rows for row in batch.to_pylist() if row["kind"] == "send"]
 
 
@@ -37,14 +37,14 @@ def test_attempts_after_an_unknown_one_may_double(
     recorder = LedgerRecorder(SinkOptions(delivery=delivery), context(), rows.append)
     request = SimpleNamespace(number=1, waited_ms=0.0, delayed=False, maybe_duplicate=False)
     attempts = [attempt(outcome=Outcome(outcome)) for outcome in outcomes.split()]
-    recorder.attempts(Completion(request, Outcome.ACKED, None, None, attempts))
+    recorder.add_attempts(Completion(request, Outcome.ACKED, None, None, attempts))
     assert [row["maybe_duplicate"] for row in rows_of(recorder, rows)] == doubtful
 
 
 def test_a_topic_without_a_route_is_a_wait_without_a_broker() -> None:
     rows: list[pa.RecordBatch] = []
     recorder = LedgerRecorder(SinkOptions(), context(), rows.append)
-    recorder.without_route(TopicNotFoundError("nowhere"), "t")
+    recorder.add_missing_route(TopicNotFoundError("nowhere"), "t")
     (row,) = rows_of(recorder, rows)
     assert abs(time.time() - row["at"].timestamp()) < 60
     zeros = "queue_wait_ms connect_ms rtt_ms message_count body_bytes wire_bytes request"

@@ -37,13 +37,15 @@ def test_a_newer_client_gets_go_away():
     assert mq_version(5, 3, 3) == CURRENT_VERSION
 
 
+_REQUEST_CODES = (
+    "11 12 14 15 17 28 29 30 31 33 34 35 36 37 39 103 105 106 206 220 310 320 325 326 351 370"
+)
+
+
 @pytest.mark.parametrize(
     ("codes", "numbers"),
     [
-        (
-            RequestCode,
-            "11 12 15 17 28 29 30 31 33 34 35 36 37 39 103 105 106 206 220 310 320 325 326 351 370",
-        ),
+        (RequestCode, _REQUEST_CODES),
         (ResponseCode, "0 1 2 3 10 11 12 13 14 16 17 19 20 21 22 26 29 215 604 1500"),
         (LanguageCode, "0 1 2 3 4 5 6 7 8 9 10 11 12 13"),
         (MessageType, "0 1 2 3 4"),
