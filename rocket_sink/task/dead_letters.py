@@ -201,7 +201,7 @@ class DeadLetterWriter:
             return
         keys = self._hold_keys(request)
         if self._strict and not isinstance(error, _POISON):
-            self._ordered.closed[request.queue] = error
+            self._ordered.close_queue(request.queue, error)
             for waiting in self._ordered.take_waiting(request.queue):
                 self.hold_back(waiting)
         elif keys:
@@ -215,7 +215,7 @@ class DeadLetterWriter:
             # The messages were sent before in a batch, and may be stored.
             self._write(request, request.first_error, Outcome.UNKNOWN)
             return
-        cause = self._ordered.closed.get(request.queue) or request.first_error
+        cause = self._ordered.closing_error(request.queue) or request.first_error
         why = SendError(
             f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
             code=HELD_BACK, broker_name=getattr(cause, "broker_name", None),

@@ -1,11 +1,7 @@
 """Order inside a task: one request in flight per home queue, and rows held back after a loss.
 
 A sharding key has one home queue, so order per home queue is order per key. A request waits for the
-answer to its queue's previous request; waiting requests are joined. If a topic has many queues, an
-input batch has few rows for each of them, and requests of few rows cost more CPU per row. So while
-the input flows, a queue that has few rows waits for the rows of the next input batches. The task
-sends all of them when it would have to wait for input, and at limits of bytes and time. When a
-request is given up,
+answer to its queue's previous request; waiting requests are joined. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
 - with strict order its queue is *closed* for this task, except after an error that a single message
@@ -14,8 +10,8 @@ request is given up,
 
 If too many requests wait for queues that answer, the task reads no input for a while. Requests for
 a queue that does not answer must not stop other queues, so they are kept, in bounded memory. A
-waiting request is first a slice of its input batch, so it keeps the whole batch in memory. Requests
-of the oldest batches are moved to a temporary file if such batches exceed the limit of memory.
+waiting request is first a slice of its input batch, so it keeps the whole batch in memory. If it
+still waits two batches later, it is copied: into memory up to a limit, then into a temporary file.
 """
 
 from __future__ import annotations
@@ -39,55 +35,37 @@ from rocket_sink.rows.sort import scratch_folder
 from rocket_sink.task.pending import PendingRequest, Piece, SpillState
 
 _BATCHES_KEPT: Final = 2
-"""Number of input batches, of any size, that waiting requests may keep in memory."""
-
-
-@dataclass(eq=False)
-class _InputBatch:
-    """The requests that are slices of one input batch while they wait."""
-
-    byte_count: int = 0
-    """The bytes of all requests, which are in memory while one of the requests waits."""
-    requests: list[PendingRequest] = field(default_factory=list)
+"""Number of input batches that waiting requests may keep in memory."""
 
 
 class SpillBuffer:
-    """The bytes of waiting requests: whole input batches up to `memory_bytes`, more in a file."""
+    """The bytes of waiting requests: copies up to `memory_bytes` in memory, more in a file."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._limit = memory_bytes
-        self._batches = [_InputBatch()]
+        self._in_memory = 0
+        self._batches: deque[list[PendingRequest]] = deque([[]])
         self._file: IO[bytes] | None = None
-
-    @property
-    def in_memory(self) -> int:
-        """The bytes of the batches that waiting requests keep in memory."""
-        return sum(batch.byte_count for batch in self._batches)
 
     def park(self, request: PendingRequest) -> None:
         """Take a request that begins to wait."""
         request.parked = SpillState.SLICE
-        self._batches[-1].requests.append(request)
-
-    def add_bytes(self, count: int) -> None:
-        """Count bytes of the current input batch."""
-        self._batches[-1].byte_count += count
+        self._batches[-1].append(request)
 
     def next_batch(self) -> None:
-        """Begin a new input batch; move requests that keep old batches in memory to the file."""
-        for batch in self._batches:
-            batch.requests = [r for r in batch.requests if r.parked is SpillState.SLICE]
-        self._batches = [batch for batch in self._batches if batch.requests]
-        self._batches.append(_InputBatch())
-        while len(self._batches) > _BATCHES_KEPT and self.in_memory > self._limit:
-            for request in self._batches.pop(0).requests:
-                request.pieces = [self._write_body(piece) for piece in request.pieces]
-                request.parked = SpillState.FILE
+        """Begin a new input batch; copy requests that keep an old batch in memory."""
+        self._batches.append([])
+        if len(self._batches) > _BATCHES_KEPT:
+            for request in self._batches.popleft():
+                if request.parked is SpillState.SLICE:
+                    self._copy_out(request)
 
     def bring_back(self, request: PendingRequest) -> None:
         """End a request's wait, and read its bytes if they are in the file."""
         if request.parked is SpillState.FILE:
             request.pieces = [self._read(piece) for piece in request.pieces]
+        elif request.parked is SpillState.COPY:
+            self._in_memory -= request.byte_count
         request.parked = SpillState.NOT
 
     def close(self) -> None:
@@ -96,6 +74,15 @@ class SpillBuffer:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _copy_out(self, request: PendingRequest) -> None:
+        if self._in_memory + request.byte_count <= self._limit:
+            request.pieces = [piece.detached() for piece in request.pieces]
+            request.parked = SpillState.COPY
+            self._in_memory += request.byte_count
+        else:
+            request.pieces = [self._write_body(piece) for piece in request.pieces]
+            request.parked = SpillState.FILE
 
     def _write_body(self, piece: Piece) -> Piece:
         if self._file is None:
@@ -115,12 +102,10 @@ class SpillBuffer:
         )
 
 
+_FLOW_BYTES: Final = 8 << 20
+"""Limit of bytes that wait for queues that answer: several full requests (of 1 MB)."""
 _STUCK_S: Final = 1.0
 """Time without an answer after which a queue no longer makes the input wait."""
-_PAUSE_S: Final = 0.1
-"""Time without an input batch after which the input no longer flows."""
-_GATHER_S: Final = 1.0
-"""Longest time for which rows wait for further rows of a flowing input."""
 
 
 @dataclass(eq=False)
@@ -129,9 +114,14 @@ class _Lane:
     in_flight: PendingRequest | None = None
     since_s: float = 0.0
     """Time at which the request in flight was submitted."""
+    closed_by: SendError | None = None
 
-    def is_stuck(self, now_s: float) -> bool:
-        return self.in_flight is not None and now_s - self.since_s >= _STUCK_S
+    def give_out(self, request: PendingRequest, now_s: float) -> PendingRequest:
+        self.in_flight, self.since_s = request, now_s
+        return request
+
+    def flows(self, now_s: float) -> bool:
+        return self.in_flight is not None and now_s - self.since_s < _STUCK_S
 
 
 class OrderedQueues:
@@ -140,8 +130,7 @@ class OrderedQueues:
     Args:
         max_messages, max_bytes: limits of a request into which waiting requests are joined. The
             caller lowers these attributes for a proxy, and for brokers that refuse large batches.
-        memory_bytes: limit of the bytes that wait for further input or for queues that answer. The
-            input batches that waiting requests keep in memory may have twice as many bytes.
+        memory_bytes: limit of the bytes that wait in memory; more bytes go to a temporary file.
     """
 
     def __init__(
@@ -150,19 +139,10 @@ class OrderedQueues:
     ) -> None:  # fmt: skip
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.closed: dict[MessageQueue, SendError] = {}
-        """The error for which each closed queue is closed; `add` takes no request for these."""
         self._lanes: dict[MessageQueue, _Lane] = {}
-        # Twice the limit, because batches that keep so many waiting bytes have sent bytes, too.
-        self._overflow = SpillBuffer(2 * memory_bytes)
-        self._memory_bytes = memory_bytes
+        self._overflow = SpillBuffer(memory_bytes)
+        self._flow_bytes = min(_FLOW_BYTES, memory_bytes)
         self._clock = clock
-        self._gathers = False
-        """Whether small requests for free queues wait for further input."""
-        self._holds = False
-        """Whether such a request may be waiting."""
-        self._fed_s = self._released_s = float("-inf")
-        """The times of the last end of an input batch, and of the last `release`."""
 
     @property
     def waiting(self) -> int:
@@ -170,53 +150,32 @@ class OrderedQueues:
 
     @property
     def is_full(self) -> bool:
-        """Whether the caller should read no input for now, because too many bytes wait for further
-        input or for queues that answer. Requests for a stuck queue do not count, so they stop no
-        other queue."""
+        """Whether the caller should read no input for now, because too many bytes wait for queues
+        that answer. Requests for a stuck queue do not count, so they stop no other queue."""
         now_s = self._clock()
-        lanes = (lane for lane in self._lanes.values() if not lane.is_stuck(now_s))
-        return sum(r.byte_count for lane in lanes for r in lane.waiting) > self._memory_bytes
+        flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
+        return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
-    def begin_batch(self) -> None:
-        """Begin an input batch. The input flows if the batch came soon after the last one."""
-        self._gathers = self._clock() - self._fed_s < _PAUSE_S
+    def next_batch(self) -> None:
         self._overflow.next_batch()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the caller should `release` requests after an input batch: the input does not
-        flow, or some requests wait for it for a long time, or too many bytes wait."""
-        is_late = self._clock() - self._released_s >= _GATHER_S
-        return not self._gathers or is_late or self.is_full
-
-    def end_batch(self) -> None:
-        """End an input batch. The caller may wait for input from now on."""
-        self._fed_s = self._clock()
-
-    def release(self) -> list[PendingRequest]:
-        """Gather no more until the next input batch. Return the requests that waited for it."""
-        self._gathers, self._released_s = False, self._clock()
-        if not self._holds:
-            return []
-        self._holds = False
-        free = [lane for lane in self._lanes.values() if lane.in_flight is None]
-        return [request for lane in free if (request := self._following(lane)) is not None]
+    def closing_error(self, queue: MessageQueue) -> SendError | None:
+        """Return the error for which the queue is closed, or None if it is not closed."""
+        lane = self._lanes.get(queue)
+        return lane.closed_by if lane else None
 
     def add(self, request: PendingRequest) -> PendingRequest | None:
-        """Take a request. Return the request that may be submitted now, or None."""
+        """Take a request. Return it if it may be submitted now, None if it has to wait."""
         assert request.queue is not None
-        lane = self._lanes.get(request.queue)
-        if lane is None:
-            lane = self._lanes[request.queue] = _Lane()
-        self._overflow.add_bytes(request.byte_count)
+        lane = self._lanes.setdefault(request.queue, _Lane())
+        if lane.in_flight is None and not lane.waiting:
+            return lane.give_out(request, self._clock())
         limits = {"max_messages": self.max_messages, "max_bytes": self.max_bytes}
         if not (lane.waiting and lane.waiting[-1].absorbs(request, **limits)):
             self._overflow.park(request)
-            lane.waiting.append(request)
-        following = self._following(lane) if lane.in_flight is None else None
-        if following is not request:
             request.waits_since_s = self._clock()
-        return following
+            lane.waiting.append(request)
+        return None
 
     def end_request(
         self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
@@ -226,32 +185,19 @@ class OrderedQueues:
         lane = self._lanes[queue]
         lane.in_flight = None
         lane.waiting.extendleft(reversed(list(again)))
-        return self._following(lane)
-
-    def _following(self, lane: _Lane) -> PendingRequest | None:
-        """Return the next request of a free queue, now in flight; None if none may go now. While
-        the input flows, a small request waits for it if no other request waits behind."""
-        waiting = lane.waiting
-        if not waiting:
+        if not lane.waiting:
             return None
-        if self._gathers and len(waiting) == 1 and self._is_small(waiting[0]):
-            self._holds = True
-            return None
-        following = waiting.popleft()
+        following = lane.waiting.popleft()
         self._overflow.bring_back(following)
-        lane.in_flight, lane.since_s = following, self._clock()
-        # `waits_since_s` is 0 for a request that goes at once, or is a part of an answered one.
+        now_s = self._clock()
+        # A part from `again` has not waited, so its `waits_since_s` is 0.
         if following.waits_since_s:
-            following.waited_ms = (lane.since_s - following.waits_since_s) * 1000
-        return following
+            following.waited_ms = (now_s - following.waits_since_s) * 1000
+        return lane.give_out(following, now_s)
 
-    def _is_small(self, request: PendingRequest) -> bool:
-        """Return whether more messages than the request has may join it while it waits."""
-        return (
-            request.may_grow
-            and 2 * request.message_count <= self.max_messages
-            and 2 * request.byte_count <= self.max_bytes
-        )
+    def close_queue(self, queue: MessageQueue, error: SendError) -> None:
+        """Close the queue for this task; the caller must `add` no more requests for it."""
+        self._lanes[queue].closed_by = error
 
     def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
         """Remove and return the requests that wait for the queue, in order."""

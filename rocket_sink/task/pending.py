@@ -43,6 +43,10 @@ class Piece(NamedTuple):
         start = int(self.offsets[0])
         return self.data.slice(start, int(self.offsets[-1]) - start)
 
+    def detached(self) -> Piece:
+        """Return a copy in a buffer of its own, so that the batch's buffer can be freed."""
+        return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
+
 
 class DecodedMessage(NamedTuple):
     """A decoded message; `properties` is the wire text."""
@@ -99,6 +103,7 @@ class SpillState(enum.Enum):
 
     NOT = "not waiting"
     SLICE = "slices of their batches"
+    COPY = "copied out of them"
     FILE = "in a file; offsets are positions in it"
 
 
@@ -149,10 +154,8 @@ class PendingRequest:
     byte_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.message_count = self.byte_count = 0
-        for piece in self.pieces:
-            self.message_count += piece.message_count
-            self.byte_count += piece.byte_count
+        self.message_count = sum(piece.message_count for piece in self.pieces)
+        self.byte_count = sum(piece.byte_count for piece in self.pieces)
 
     @property
     def requests(self) -> int:
@@ -179,22 +182,17 @@ class PendingRequest:
                     message = message._replace(body=inflate(message.body, kind))
                 yield message
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether messages may join the request: it waits in memory, for a batch."""
-        return self.parked is SpillState.SLICE and not (self.timed or self.alone)
-
     def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
         """Take the next request's messages and return True if they fit into this request."""
         fits = (
-            self.may_grow
-            and self.topic == other.topic
+            self.topic == other.topic
             and self.sharded == other.sharded
             and self.fixed == other.fixed
             and self.waits_for_store == other.waits_for_store
             and self.sys_flag == other.sys_flag
-            and not (other.timed or other.alone)
+            and not (self.timed or other.timed or self.alone or other.alone)
             and not (self.submissions or other.submissions)
+            and self.parked is SpillState.SLICE
             and self.message_count + other.message_count <= max_messages
             and self.byte_count + other.byte_count <= max_bytes
         )

@@ -138,7 +138,7 @@ class RequestSender:
         queue = self._ordered_queue(request)
         if queue is None:
             self._submit(request)
-        elif queue in self.ordered.closed:
+        elif self.ordered.closing_error(queue):
             self.dead_letters.hold_back(request)
         else:
             self._submit(self.ordered.add(request))
@@ -168,11 +168,6 @@ class RequestSender:
         if (queue := self._strict_queue(request)) is not None:
             send.timeout_s = self._absent.wait_s(queue)
         self._engine.submit(send)
-
-    def send_waiting(self) -> None:
-        """Send the requests that wait for further input only."""
-        for request in self.ordered.release():
-            self._submit(request)
 
     def poll(self, timeout_s: float) -> None:
         self._recorder.flush_intents()
@@ -322,7 +317,6 @@ class TaskSender:
     def drive(self) -> bool:
         """Read answers; return whether answers are outstanding. Call this from time to time while
         you gather rows: an answer that is read late makes its broker look slow."""
-        self._sender.send_waiting()
         if self._sender.awaits_answers:
             self._sender.poll(0.0)
         return self._sender.awaits_answers
@@ -331,7 +325,6 @@ class TaskSender:
         """Await every answer. The task has succeeded if this returns."""
         for rows in self._sorter.sorted_rows():
             self._send(rows)
-        self._sender.send_waiting()
         while self._sender.awaits_answers or self._sender.ordered.waiting:
             self._sender.poll(_POLL_S)
         self._totals.check_balance(self._brokers)
@@ -354,16 +347,12 @@ class TaskSender:
         self._sorter.close()
 
     def _send(self, rows: RowBatch) -> None:
-        ordered = self._sender.ordered
-        ordered.begin_batch()
+        self._sender.ordered.next_batch()
         for group in split_rows(rows, in_order=self._sender.options.ordering != "none"):
             self._send_group(group)
         self._sender.poll(0.0)
-        if ordered.is_due:
-            self._sender.send_waiting()
-        while ordered.is_full:
+        while self._sender.ordered.is_full:
             self._sender.poll(_POLL_S)
-        ordered.end_batch()
         self._recorder.add_isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:

@@ -98,7 +98,7 @@ def test_each_message_is_whole_and_there_once(
         sent = row["message_ids"].split("\x02")
         assert ids.issuperset(sent) and len(sent) == row["frames"]
         times = [row[f"rtt_{name}ms"] for name in ("min_", "p50_", "p95_", "p99_", "")]
-        assert times == sorted(times) and 0 < times[0] < times[4]
+        assert times == sorted(times) and times[0] > 0
     for message in stored:
         n = int(message.body.removeprefix(b"body-"))
         assert (message.properties["name"], message.properties[HOSTILE], message.flag) == (
