@@ -26,8 +26,12 @@ NOT_COLLECTED: Final = 90
 _SECONDS: dict[str, float] = {}
 _EXPECTED: dict[str, float] = {}
 _NOT_COLLECTED: list[str] = []
+_FAILED: set[str] = set()
+"""Files with tests that failed without a mistake, perhaps on a busy machine."""
 _MAP = os.environ.get("MUTANTS_MAP", "")
-_MEASURED = coverage.Coverage(data_file=_MAP or None, config_file=False, source=["rocket_sink"])
+_UNFINISHED = f"{_MAP}.new" if _MAP else None
+"""The data file until all lines are in it: another draw may read the old one meanwhile."""
+_MEASURED = coverage.Coverage(data_file=_UNFINISHED, config_file=False, source=["rocket_sink"])
 if _MAP:
     _MEASURED.set_option("run:relative_files", True)
     _MEASURED.erase()
@@ -71,6 +75,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _FAILED.add(report.nodeid.partition("::")[0])
     if report.when == "call" and report.passed:
         _SECONDS[report.nodeid] = report.duration
 
@@ -91,11 +97,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         data = _MEASURED.get_data()
         tests = {name.partition("::")[0] for name in _SECONDS}
         files = {*tests, *filter(data.lines, data.measured_files())}
-        digests = {file: digest(Path(file)) for file in files}
+        # Without its own digest, a file of tests runs again before the next draw.
+        digests = {file: digest(Path(file)) for file in files - _FAILED}
         sources = Path(_MAP).with_name("sources")
         sources.mkdir(exist_ok=True)
         for file, name in digests.items():
             (sources / name).write_text(Path(file).read_text())
+        assert _UNFINISHED is not None
+        Path(_UNFINISHED).replace(_MAP)
         Path(_MAP).with_suffix(".json").write_text(
             json.dumps({"seconds": _SECONDS, "digests": digests})
         )
