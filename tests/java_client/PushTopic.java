@@ -17,6 +17,8 @@ public final class PushTopic {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("push-" + arguments[1]);
         consumer.setNamesrvAddr(arguments[0]);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        // Else the end of the process may come before the position of the last message is noted.
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         consumer.subscribe(arguments[1], "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {

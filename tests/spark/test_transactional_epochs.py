@@ -276,8 +276,8 @@ def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch:
     assert read(2) is None and read(0, "another") is None
 
 
-def test_batch_writes_have_it_and_foreach_does_not(query: Query) -> None:
+def test_batch_writes_have_it_and_foreach_does_not(query: Query, tmp_path: Path) -> None:
     summary = query.sink().write(query.rows(0))
     assert summary.acked == ROWS and query.seen() == {0: ROWS} and not query.open()
     with pytest.raises(ConfigurationError, match="foreachBatch"):
-        query.sink().stream(query.spark.readStream.format("rate").load())
+        query.sink().stream(query.spark.readStream.schema("body STRING").parquet(str(tmp_path)))

@@ -530,7 +530,7 @@ class TestTables:
         rows: list[tuple[Any, ...]] = [("a", "k", 1)]
         wrong = table(spark, options, rows)
         no_body = Table(wrong.frame, "x", options.with_(topic=TOPIC))
-        with pytest.raises(ColumnError, match=r"no column 'body'.*columns='body=payload'"):
+        with pytest.raises(ColumnError, match=r"no column 'payload'.*columns='body=payload'"):
             run(no_body, no_body.options)
         no_topic = Table(wrong.frame, "x", options.with_(columns="body=payload"))
         with pytest.raises(ColumnError, match="no column 'topic'"):
