@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _LOG: Final = log.logger(__name__)
+_warned: set[str] = set()
+"""Ledgers for which this process has logged that Spark brings their rows to the driver."""
 
 
 class RowTransport(Protocol):
@@ -95,9 +96,11 @@ def _must_hand_over(options: SinkOptions, token: LedgerToken | None) -> bool:
     return True
 
 
-@functools.cache
 def _warn_once(ledger: str, why: str) -> None:
-    _LOG.warning(
-        "Spark brings rows for the ledger %s from %s to the driver with the results of tasks (%s); "
-        "what a failed or killed task sends is on no record", ledger, worker_name(), why,
-    )  # fmt: skip
+    if ledger not in _warned:
+        _warned.add(ledger)
+        _LOG.warning(
+            "Spark brings rows for the ledger %s from %s to the driver with the results of tasks "
+            "(%s); what a failed or killed task sends is on no record",
+            ledger, worker_name(), why,
+        )  # fmt: skip
