@@ -15,7 +15,7 @@ import pyspark
 
 from rocket_sink.spark.session import build_session
 from tests.jvms import SMALL_PLANS
-from tests.stores.server import AZURE_HOST, AZURE_KEY, KEY, REGION, SECRET
+from tests.stores.server import KEY, REGION, SECRET
 
 _SDK: Final = {"3.4.1": "2.24.6", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
 """The version of Amazon's SDK with which each hadoop-aws was built."""
@@ -49,7 +49,6 @@ def settings(endpoint: str) -> dict[str, str]:
         "change.detection.mode": "none",
     }  # fmt: skip
     conf = {f"spark.hadoop.fs.s3a.{name}": value for name, value in s3a.items()}
-    conf[f"spark.hadoop.fs.azure.account.key.{AZURE_HOST}"] = AZURE_KEY
     conf["spark.jars.excludes"] = ",".join(_EXCLUDED)
     return conf
 
