@@ -55,6 +55,9 @@ _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 """Properties that have columns of their own."""
 _MS: Final = "-?[0-9]{1,15}"
 """The texts of event times that columns can read; other times are read one by one."""
+_BODY: Final = STORED_SCHEMA.get_field_index("body")
+_SINGLE: Final = 2
+"""The kind of a message that is decoded apart from the columns; 1 and 0: taken, or left out."""
 _BATCH_ROWS: Final = 2000
 _BATCH_BYTES: Final = 8 << 20
 _FEW: Final = 64
@@ -83,8 +86,8 @@ def stored_batches(
     batch, regular = _columns(stored, broker_name)
     if np.count_nonzero(~regular) * _FEW > len(regular):
         regular[:] = False
-    taken = takes(stored.fixed["queue_offset"], stored.fixed["store_ms"])
-    kinds = np.where(regular, taken, _SINGLE)
+    is_taken = takes(stored.fixed["queue_offset"], stored.fixed["store_ms"])
+    kinds = np.where(regular, is_taken, _SINGLE)
     edges = np.flatnonzero(np.diff(kinds, prepend=-1, append=-1)).tolist()
     for begin, end in pairwise(edges):
         if kinds[begin] == _SINGLE:
@@ -98,10 +101,6 @@ def stored_batches(
                 begin = until
     # A malformed message, for which this raises an error.
     yield from _single_batches(data[stored.bounds[-1] :], broker_name, takes, on_single)
-
-
-_SINGLE: Final = 2
-_BODY: Final = STORED_SCHEMA.get_field_index("body")
 
 
 def _single_batches(
@@ -179,7 +178,7 @@ def _event_times(texts: pa.Array) -> tuple[pa.Array, Mask]:
 def _key_lists(texts: pa.Array) -> pa.Array:
     """Return the index keys as lists (`split_keys`), null where a message has none."""
     if ord(KEY_SEPARATOR) not in bytes_of(texts):
-        # Each text is a key.
+        # Without a separator, each text is one key.
         bounds = np.concatenate(([0], np.cumsum(texts.is_valid().to_numpy(zero_copy_only=False))))
         keys = texts.drop_null()
     else:

@@ -181,7 +181,8 @@ PLAN: Final = "spark.rocketSink.queryPlan"
 PENDING: Final = "spark.rocketSink.pendingEpoch"
 """A setting of a query's own session: the epoch that an earlier run has begun and not ended."""
 UNRECORDED: Final = "spark.rocketSink.unrecordedEpoch"
-"""The same, if the ledger has no record of the earlier run (`epoch_starts.unrecorded_epoch`)."""
+"""A setting of a query's own session: that epoch, if the ledger has no record of the earlier run
+(`epoch_starts.unrecorded_epoch`)."""
 _PLANNING: Final = (
     PLAN,
     "spark.master",

@@ -1,5 +1,5 @@
-"""What the plans of Spark's queries tell: a digest, columns, input folders, partitions. Plans are
-objects of the JVM, so Spark Connect shows none."""
+"""Facts that the plans of Spark's queries tell: a digest, columns, input folders, partitions. Plans
+are objects of the JVM, so Spark Connect shows none."""
 
 from __future__ import annotations
 

@@ -38,13 +38,15 @@ DELTA_SETTINGS: Final = {
     # The ledger's log is small: the default of 50 partitions costs seconds for each snapshot.
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""From Spark 4.1 on: readers in Python get the filters of a query. It is off by default, and Spark
+refuses readers that take filters then."""
 QUIET_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # From Spark 4.1 on, readers in Python get the filters of a query only with this.
-    "spark.sql.python.filterPushdown.enabled": "true",
+    PUSHDOWN: "true",
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """Log4j's configuration of a session's JVM. It is no file in a wheel that Spark ships."""

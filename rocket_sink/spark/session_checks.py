@@ -46,13 +46,11 @@ from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import PENDING, PLAN, UNRECORDED
 from rocket_sink.spark.plans import input_folders, plan_digest, schema_of
+from rocket_sink.spark.session import PUSHDOWN
 from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""From Spark 4.1 on: readers in Python get the filters of a query. It is off by default, and Spark
-refuses readers that take filters then."""
 _BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ASK_AGAIN_S: Final = 60.0
 CONTINUOUS: Final = (

@@ -62,9 +62,9 @@ class Cutter:
 
     def incomplete(self) -> bytes:
         """Return and forget the bytes that are held back."""
-        held = bytes(self._buffer)
+        data = bytes(self._buffer)
         self._buffer.clear()
-        return held
+        return data
 
 
 def _read(data: bytes) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Which of a ledger's messages a group has consumed, beside Java's consumer and mqadmin."""
+"""The messages of a ledger that a group has consumed, beside Java's consumer and mqadmin."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
             producer.send(pa.table({"body": [str(n) for n in range(rows)]}))
             if rows == 40:
                 consume(rows)
-    told = report()
+    reported = report()
     by_mqadmin = {
         (broker, int(queue)): (int(position), int(difference))
         for broker, queue, _, position, difference in witness.findall(
@@ -61,17 +61,17 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
         )
     }
     assert (40, 0) in by_mqadmin.values()
-    for queue in told["queues"]:  # mqadmin has no line of a broker that knows no position
+    for queue in reported["queues"]:  # mqadmin has no line of a broker that knows no position
         own = queue["position"] or 0, queue["waiting"]
         assert by_mqadmin.get((queue["broker"], queue["queue_id"]), own) == own
-    (query,) = told["queries"]
+    (query,) = reported["queries"]
     assert (query["messages"], query["waiting"], query["deleted"]) == (100, 60, 0)
     assert (query["first_waiting"], query["epochs_waiting"], query["last_epoch"]) == (2, 2, 3)
     by_spark = figures(
         reader(ledger.rows(spark)), ledger.path, Scope(), group=group,
         options=SinkOptions.parse(options),
     )  # fmt: skip
-    assert by_spark.as_dict()["consumption"] == told
+    assert by_spark.as_dict()["consumption"] == reported
     by_ledger = ledger.report(spark, group=group, options=SinkOptions.parse(options))
     assert by_ledger.consumption == by_spark.consumption
 

@@ -54,9 +54,9 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether the ledger's store can refuse to overwrite an object; False if unknown.
 
     Azure, Google's store and HDFS always can. For S3 the session's S3A makes the test, from Hadoop
-    3.4.2 on. The answer is also False if the session
-    has another log store, or if S3A encrypts with a key that delta-rs does not know. Raise
-    LedgerError if the store is out of reach or denies access, perhaps only for now."""
+    3.4.2 on. The answer is also False if the session has another log store, or if S3A encrypts with
+    a key that delta-rs does not know. Raise LedgerError if the store is out of reach or denies
+    access, perhaps only for now."""
     if always_refuses(place.uri):
         return True
     if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):

@@ -56,13 +56,12 @@ def located(ledger: str, spark: Any = None, *, makes: bool = False) -> str:
             raise LedgerError(f"there is no table {ledger}: a sink makes it", path=ledger)
         place = resolve_path(f"{_folder(spark, ledger)}-{uuid.uuid4().hex[:8]}")
         ensure_table(spark, place)
-        with contextlib.suppress(AnalysisException):  # Another driver may be faster.
+        with contextlib.suppress(AnalysisException):  # Another driver has made it.
             spark.catalog.createTable(name, place.uri, "delta")
     detail = spark.sql(f"DESCRIBE DETAIL {name}").select("format", "location").head()
     if detail["format"] != "delta":
         raise LedgerError(f"the table {ledger} is no Delta table, so it is no ledger", path=ledger)
-    location: str = detail["location"]
-    return location
+    return str(detail["location"])
 
 
 def _folder(spark: Any, ledger: str) -> str:

@@ -70,7 +70,7 @@ class QueryConsumption(ConsumptionSums):
 
 @dataclass(frozen=True)
 class Consumption:
-    """What a consumer group has consumed of the ledger's messages, in the topics that it reads.
+    """The progress of a consumer group in the ledger's messages, in the topics that it reads.
     `without_offset` counts messages whose offset the ledger does not know: those with a delay or a
     timer, and those of transactions. Nothing else counts them."""
 

@@ -266,7 +266,7 @@ class Figures:
     tuning: Tuning | None = None
     """The sends under other settings, on request."""
     consumption: Consumption | None = None
-    """What a consumer group has consumed, on request."""
+    """The progress of a consumer group, on request."""
 
     @property
     def in_flight(self) -> int:

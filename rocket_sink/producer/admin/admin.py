@@ -8,6 +8,7 @@ import itertools
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -209,8 +210,9 @@ class Admin:
         group = with_namespace(self.options.namespace, group)
         frame = requests.query_consumer_offset(queue, group)
         answer = self._invoke(queue, frame, {ResponseCode.QUERY_NOT_FOUND})
-        found = answer.code != ResponseCode.QUERY_NOT_FOUND
-        return responses.long_field(answer, "offset") if found else None
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return responses.long_field(answer, "offset")
 
     def set_consumer_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
         """Set the offset from which a consumer group goes on with the queue. The group gets the
@@ -259,11 +261,7 @@ class Admin:
         (exclusive; default: the present end)."""
         begin = self.min_offset(queue) if begin is None else begin
         end = self.max_offset(queue) if end is None else end
-
-        def pull(offset: int, most: int) -> tuple[list[StoredMessage], int]:
-            return self.pull(queue, offset, max_messages=most)
-
-        for messages, _, _ in _pages(begin, end, pull):
+        for messages, _, _ in _pages(begin, end, partial(self.pull, queue)):
             yield from (message for message in messages if message.queue_offset < end)
 
     def read_bytes(
@@ -274,8 +272,8 @@ class Admin:
         `expression`: a filter by tags, such as `a || b`, that brokers apply by hash codes, so that
         messages with other tags may come, too."""
 
-        def pull(offset: int, most: int) -> tuple[bytes, int]:
-            return responses.pulled_bytes(self._pull(queue, offset, most, expression))
+        def pull(offset: int, *, max_messages: int) -> tuple[bytes, int]:
+            return responses.pulled_bytes(self._pull(queue, offset, max_messages, expression))
 
         yield from _pages(begin, end, pull)
 
@@ -486,13 +484,13 @@ T = TypeVar("T")
 
 
 def _pages(
-    begin: int, end: int, pull: Callable[[int, int], tuple[T, int]]
+    begin: int, end: int, pull: Callable[..., tuple[T, int]]
 ) -> Iterator[tuple[T, int, int]]:
     """Yield the answers to pulls from `begin` to `end`, with the offsets of a pull and of the next
-    one. `pull` takes the offset and the largest number of messages."""
+    one. `pull` takes the offset, and the largest number of messages as `max_messages`."""
     empty = 0
     while begin < end:
-        answer, following = pull(begin, min(end - begin, 1024))
+        answer, following = pull(begin, max_messages=min(end - begin, 1024))
         yield answer, begin, following
         # Repeat an empty pull: a broker may not have dispatched its last messages yet.
         empty = 0 if following > begin else empty + 1

@@ -22,7 +22,7 @@ _MOST_CHARS: Final = 4096
 
 @dataclass(frozen=True)
 class Narrowed:
-    """What a query's filters leave to be pulled.
+    """The messages that a query's filters leave to be pulled.
 
     Attributes:
         tags: the tags of the messages; empty: all messages, also those without a tag.
@@ -39,7 +39,7 @@ class Narrowed:
         """Return what is left by all filters. Filters of other kinds and columns leave all."""
         narrowed = cls()
         for each in filters:
-            step = _STEPS.get((type(each).__name__, each.attribute)) if _has_column(each) else None
+            step = _STEPS.get((type(each).__name__, getattr(each, "attribute", ())))
             if step is not None:
                 narrowed = step(narrowed, each.value)
         return narrowed
@@ -76,10 +76,6 @@ _STEPS: Final[dict[tuple[str, tuple[str, ...]], Callable[[Narrowed, Any], Narrow
     ("LessThanOrEqual", _TIME): Narrowed.to_time,
 }
 """{(class of a filter in pyspark.sql.datasource, column): how it narrows}"""
-
-
-def _has_column(each: Any) -> bool:
-    return hasattr(each, "attribute") and hasattr(each, "value")
 
 
 def _is_plain(tag: str) -> bool:
