@@ -94,9 +94,10 @@ class FakeBroker(Scripted):
 
     # --- for tests --------------------------------------------------------------------------
 
-    def freeze(self) -> None:
-        """Answer nothing, as after SIGSTOP; the kernel still accepts bytes."""
-        self._loop.call(self._port.freeze)
+    def freeze(self, *, reads: bool = False) -> None:
+        """Answer nothing, as after SIGSTOP; the kernel still accepts bytes. With `reads`, the
+        broker handles requests, and only the answers wait."""
+        self._loop.call(lambda: self._port.freeze(reads))
 
     def thaw(self) -> None:
         """Handle the requests that came since `freeze`, and go on."""

@@ -139,8 +139,8 @@ class Port:
                 lambda: Peer(self), sock=_bound_socket(self.number)
             )
 
-    def freeze(self) -> None:
-        self.reads = self.writes = False
+    def freeze(self, reads: bool = False) -> None:
+        self.reads, self.writes = reads, False
 
     def thaw(self) -> None:
         """Handle the frames that came since `freeze`; send the answers of a connection together."""

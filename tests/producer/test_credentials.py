@@ -11,6 +11,7 @@ from rocket_sink.testing import Answer
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import sign
+from tests.producer.waiting import until
 
 REFUSED = Answer(16, "check signature failed.")
 
@@ -38,6 +39,15 @@ def users(cluster):
     return [frame.ext["AccessKey"] for frame in cluster.brokers[0].requests if frame.body == b"x"]
 
 
+def answered_together(cluster, producer, queue):
+    """Return the futures of eight sends, all signed before the first is answered."""
+    cluster.brokers[0].freeze(reads=True)
+    futures = [producer.send_async(Message("orders", b"x"), queue=queue) for _ in range(8)]
+    until(lambda: len(users(cluster)) == len(futures))
+    cluster.brokers[0].thaw()
+    return futures
+
+
 def test_new_ones_are_used_after_one_refusal(cluster, make_producer, queue):
     vault = Vault(Credentials("old", "s1"), Credentials("new", "s2", "token"))
     producer = make_producer(credentials=vault)
@@ -59,9 +69,7 @@ def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer,
     producer = make_producer(credentials=vault)
     producer.send(Message("orders", b"warm"), queue=queue)
     cluster.brokers[0].on_send(REFUSED, times=8)
-    cluster.brokers[0].freeze()
-    futures = [producer.send_async(Message("orders", b"x"), queue=queue) for _ in range(8)]
-    cluster.brokers[0].thaw()
+    futures = answered_together(cluster, producer, queue)
     assert {future.result(10).outcome for future in futures} == {Outcome.ACKED}
     assert vault.asked == 2
     assert sorted(users(cluster)) == ["new"] * 8 + ["old"] * 8
@@ -128,9 +136,7 @@ def test_unchanged_ones_are_asked_for_once_by_all_that_are_refused(cluster, make
     producer = make_producer(credentials=vault)
     producer.send(Message("orders", b"warm"), queue=queue)
     cluster.brokers[0].on_send(REFUSED, times=None)
-    cluster.brokers[0].freeze()
-    futures = [producer.send_async(Message("orders", b"x"), queue=queue) for _ in range(8)]
-    cluster.brokers[0].thaw()
+    futures = answered_together(cluster, producer, queue)
     assert all(isinstance(future.exception(10), AuthenticationError) for future in futures)
     assert vault.asked <= 3
 
