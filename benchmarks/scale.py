@@ -2,11 +2,13 @@
 
 Each curve varies one of them, through `sink.write`. Real brokers up to 8; above, a stub in another
 process, with its own curve from 2 on, because its cost differs from a broker's. The curve over
-queues has the tasks' code without Spark, in strict order, over stubs.
+queues has the tasks' code without Spark, in strict order, over stubs, with the Arrow batches that
+Spark makes by default and with ten times larger ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -38,6 +40,8 @@ _REAL_BROKERS: Final = (2, 4, 8)
 _STUB_BROKERS: Final = (2, 4, 8, 16, 32, 64)
 _WORKERS: Final = (1, 2, 3, 4)
 _QUEUES: Final = (2, 8, 64, 256)
+_BATCH_ROWS: Final = (10_000, 100_000)
+"""Rows of an Arrow batch: Spark's default, and a number for topics of many queues."""
 _TIMES_ROWS: Final = (1, 2, 5, 10)
 _PARTS_OF_ROWS: Final = (1000, 100, 10, 1)
 _HEAP_MB: Final = 256
@@ -69,10 +73,10 @@ class Scaling:
     @property
     def count(self) -> int:
         """Of points."""
-        kinds = 2  # unordered and strict
+        kinds = 3  # unordered, strict, strict with larger batches
         points = {
             "rows": len(_TIMES_ROWS), "keys": len(_PARTS_OF_ROWS), "workers": len(_WORKERS),
-            "queues": len(_QUEUES),
+            "queues": len(_BATCH_ROWS) * len(_QUEUES),
             "brokers": kinds * (len(_REAL_BROKERS) + len(_STUB_BROKERS)),
         }  # fmt: skip
         return sum(points[dimension] for dimension in self.by)
@@ -135,9 +139,14 @@ class _ScaleRun:
     def _broker_points(
         self, spark: SparkSession, brokers: Brokers, count: int, kind: str
     ) -> Iterator[dict[str, Any]]:
-        rows = self._scaling.rows
-        for name, keys in ((kind, 0), (f"{kind}, strict", self._scaling.key_counts[0])):
-            figures = self._measured(spark, brokers, rows, keys=keys, count=kind == "real")
+        rows, keys = self._scaling.rows, self._scaling.key_counts[0]
+        default, large = _BATCH_ROWS
+        for name, key_count, batch_rows in (
+            (kind, 0, default), (f"{kind}, strict", keys, default),
+            (f"{kind}, strict, batches of {large:,} rows", keys, large),
+        ):  # fmt: skip
+            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", batch_rows)
+            figures = self._measured(spark, brokers, rows, keys=key_count, count=kind == "real")
             yield _point(f"brokers ({name})", "brokers", count, figures)
 
     def _over_workers(self) -> Iterator[dict[str, Any]]:
@@ -152,11 +161,12 @@ class _ScaleRun:
         """Each round measures every number of queues once: machines change their speed."""
         with ExitStack() as stack:
             runs = []
-            for count in _QUEUES:
+            points = list(itertools.product(_BATCH_ROWS, _QUEUES))
+            for rows, count in points:
                 brokers = min(count, _STUB_BROKERS[-1])
                 stub = stack.enter_context(StubCluster(brokers, count // brokers))
                 arguments = {
-                    "nameServer": stub.name_server, "topic": TOPIC, "mode": "arrow",
+                    "nameServer": stub.name_server, "topic": TOPIC, "mode": "arrow", "rows": rows,
                     "ordering": "strict", "keys": self._scaling.key_counts[0],
                 }  # fmt: skip
                 case = Case(f"{count} queues", "", (), body_bytes=_BODY_BYTES)
@@ -167,8 +177,9 @@ class _ScaleRun:
                     )
                 )  # fmt: skip
             rounds = [[run.run() for run in runs] for _ in range(self._scaling.repeat)]
-        for count, figures in zip(_QUEUES, zip(*rounds, strict=True), strict=True):
-            yield _point("queues (stub, strict)", "queues", count, medians(figures)[0])
+        for (rows, count), figures in zip(points, zip(*rounds, strict=True), strict=True):
+            curve = f"queues (stub, strict, batches of {rows:,} rows)"
+            yield _point(curve, "queues", count, medians(figures)[0])
 
     def _compile(self, spark: SparkSession, brokers: Brokers) -> None:
         """An unmeasured run: the JVM's compilers work most in its first minute, which would raise

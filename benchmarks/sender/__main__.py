@@ -6,9 +6,9 @@ Modes: sync, hash (a sharding key per message), async, autobatch, nothing (async
 message has its result at once and is not sent), batch; arrow (rows of a record batch through the
 task body of the Spark lanes, without Spark); replay (frames encoded beforehand: the brokers'
 ceiling). Others: messages or seconds, size, threads, inflight, batch, warmup, keys, ordering, delay
-(a level), ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (acknowledged messages and
-possible duplicates). It prints READY after the warm-up, continues when it reads a line (or the end
-of its input), then prints one JSON line.
+(a level), rows (arrow: rows of a record batch), ledger=yes (arrow: ledger rows go to a spool),
+numbers=FILE (acknowledged messages and possible duplicates). It prints READY after the warm-up,
+continues when it reads a line (or the end of its input), then prints one JSON line.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def _job(given: dict[str, str]) -> tuple[Job, Tally]:
         batch=int(given.get("batch", "1000")),
         keys=int(given.get("keys", "0")),
         ordering=given.get("ordering", "none"),
+        rows=int(given.get("rows", "0")),
         ledger=given.get("ledger") == "yes",
         delay=int(given.get("delay", "0")),
     ), tally

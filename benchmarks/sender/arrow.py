@@ -22,11 +22,12 @@ from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.table_producer import TableProducer
 
 BATCH_ROWS: Final = 20_000
+"""Rows of a record batch, unless the job says another number."""
 
 
 @contextmanager
 def send_arrow(job: Job) -> Iterator[Send]:
-    """Sends the same record batch of 20,000 rows repeatedly."""
+    """Sends the same record batch repeatedly."""
     with ExitStack() as stack:
         more = {}
         if job.ledger:
@@ -37,9 +38,10 @@ def send_arrow(job: Job) -> Iterator[Send]:
 def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
     values = {**job.options, "topic": job.topic, "ordering": job.ordering, **more}
     options = SinkOptions.parse(values)
-    batch = record_batch(BATCH_ROWS, job.size, job.keys)
+    rows = job.rows or BATCH_ROWS
+    batch = record_batch(rows, job.size, job.keys)
     if job.delay:
-        levels = pa.array([job.delay] * BATCH_ROWS, pa.int32())
+        levels = pa.array([job.delay] * rows, pa.int32())
         batch = batch.append_column("delay_level", levels)
     plan = ColumnPlan(tuple((name, name) for name in batch.schema.names), job.topic)
     pool = ProducerPool(make=SendEngine)
@@ -49,8 +51,8 @@ def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
         run = TaskRunner(options, RunContext("benchmark", "benchmark", 0), pool=pool)
         try:
             while remaining > 0 and (until_s is None or time.monotonic() < until_s):
-                run.feed(batch.slice(0, min(remaining, BATCH_ROWS)), plan)
-                remaining -= BATCH_ROWS
+                run.feed(batch.slice(0, min(remaining, rows)), plan)
+                remaining -= rows
             summary = run.finish()
         except BaseException:
             run.abort()

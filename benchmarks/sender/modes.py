@@ -35,8 +35,8 @@ _TAKEN: Final = 50
 class Job:
     """The messages to send, and how. `inflight` is for async modes; `batch`: messages of a request.
 
-    `ledger`: for the mode arrow, a ledger whose spool gets rows and is not folded. `delay`: the
-    delay level of all messages; 0: none.
+    `rows` (of a record batch; 0: the default) and `ledger` (its spool gets rows and is not folded)
+    are for the mode arrow. `delay`: the delay level of all messages; 0: none.
     """
 
     topic: str
@@ -48,6 +48,7 @@ class Job:
     batch: int = 1000
     keys: int = 0
     ordering: str = "none"
+    rows: int = 0
     ledger: bool = False
     delay: int = 0
 
