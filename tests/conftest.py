@@ -61,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("crash harness (tests/crash, -m slow)")
     group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
+    group.addoption("--crash-only", default="", help="beginning of their names, such as foreach-")
     parser.getgroup("short form (tests/short.py)").addoption(
         "--long", action="store_true", help="whole runs have the long tests, too"
     )

@@ -4,12 +4,14 @@ By default one round plays the chosen schedules of `schedule.CI`, with a test fo
 `-m slow` another round plays those of `schedule.MOMENTS`, and the nightly form draws others:
 
     pytest tests/crash -m slow -k drawn --crash-seed 7 --crash-schedules 200
+    pytest tests/crash -m slow -k drawn --crash-only foreach-strict --crash-schedules 100
 
 A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` plays it alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,15 +117,19 @@ def test_other_moments(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_drawn_schedules(
     cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> None:
-    first = pytestconfig.getoption("--crash-seed")
-    seeds = range(first, first + pytestconfig.getoption("--crash-schedules"))
+    first, count = (pytestconfig.getoption(f"--crash-{name}") for name in ("seed", "schedules"))
+    only = pytestconfig.getoption("--crash-only")
+    every = (
+        schedule
+        for seed in itertools.count(first)
+        if (schedule := draw(seed)).name.startswith(only)
+    )
+    drawn = list(itertools.islice(every, count))
     failures: list[str] = []
-    for start in range(0, len(seeds), TOGETHER):
-        share = [draw(seed) for seed in seeds[start : start + TOGETHER]]
+    for start in range(0, count, TOGETHER):
+        share = drawn[start : start + TOGETHER]
         failures += _played(share, cluster, tmp_path_factory.mktemp("drawn"))
-        print(
-            f"{start + len(share)} of {len(seeds)} schedules from seed {first}, {len(failures)} bad"
-        )
+        print(f"{start + len(share)} of {count} schedules from seed {first}, {len(failures)} bad")
     assert not failures, "\n".join(failures)
 
 
