@@ -69,7 +69,7 @@ def test_a_new_query_begins_where_the_options_say(
 
 def test_an_epoch_has_what_came_since_the_one_before(cluster: FakeCluster) -> None:
     stream = reader(cluster)
-    start = stream.initialOffset()
+    start = offsets(0, 0, 0, 0)
     fill(cluster, 2)
     fill(cluster, 1, broker=1, queue=1)
     end = stream.latestOffset(start, ReadAllAvailable())
@@ -77,6 +77,22 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster: FakeCluster) -> No
     assert end == offsets(2, 0, 0, 1) == stream.reportLatestOffset()
     assert bodies(stream, start, end) == ["000", "001", "110"]
     assert bodies(stream, end, end) == []
+
+
+def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster: FakeCluster) -> None:
+    """Spark's log has the ends of epochs, so Spark asks for the start of the first one again."""
+    stream = reader(cluster)
+    fill(cluster, 1)
+    start = stream.initialOffset()
+    fill(cluster, 2)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert stream.latestOffset(end, ReadAllAvailable()) == end  # It is no end of another epoch.
+    fill(cluster, 5)
+    # The end has no start before Spark 4.2, and after an epoch without messages.
+    for logged, expected in ((end, ["000", "001"]), (offsets(1, 0, 0, 0), [])):
+        again = reader(cluster)
+        assert bodies(again, again.initialOffset(), logged) == expected
+        assert again.latestOffset(logged, ReadAllAvailable()) == offsets(8, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,7 @@ def test_a_limit_is_shared_out_by_what_waits(
     cluster: FakeCluster, most: int, expected: tuple[int, ...]
 ) -> None:
     stream = reader(cluster, maxOffsetsPerTrigger=str(most))
-    start = stream.initialOffset()
+    start = offsets(0, 0, 0, 0)
     fill(cluster, 6)
     fill(cluster, 3, broker=1)
     assert stream.getDefaultReadLimit() == ReadMaxRows(most)
@@ -103,7 +119,7 @@ def test_a_limit_is_shared_out_by_what_waits(
 
 def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster: FakeCluster) -> None:
     stream = reader(cluster, minOffsetsPerTrigger="3", maxTriggerDelay="1h")
-    start = stream.initialOffset()
+    start = offsets(0, 0, 0, 0)
     limit = stream.getDefaultReadLimit()
     assert limit == ReadMinRows(3)
     fill(cluster, 1)
@@ -142,7 +158,7 @@ def test_a_new_queue_is_read_from_its_first_message(cluster: FakeCluster) -> Non
 
 def test_a_broker_that_is_away_keeps_its_offsets(cluster: FakeCluster, caplog: Any) -> None:
     stream = reader(cluster)
-    start = stream.initialOffset()
+    start = offsets(0, 0, 0, 0)
     fill(cluster, 1)
     fill(cluster, 1, broker=1)
     cluster.brokers[1].kill()

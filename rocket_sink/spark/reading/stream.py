@@ -3,6 +3,8 @@
 Spark's checkpoint has the offsets: {topic: {"broker-a:0": the next offset to read}}. So a query
 that starts again reads on where its last epoch ended, and a repeated epoch reads the same messages.
 
+- Spark logs the end of the first epoch, but not its start. If this epoch runs again, Spark asks for
+  the start anew, and `latest` would be a later one. So the end has the start, too (`_BEGINS`).
 - A queue that appears while the query runs is read from offset 0.
 - If brokers or all name servers are away, their queues keep their offsets. Nothing is skipped, and
   the query reads on when they are back. Only a start needs one name server and one broker.
@@ -51,6 +53,8 @@ except ImportError:  # Spark 4.0 and 4.1 tell a reader neither its start nor a l
     SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 _LOG: Final = log.logger(__name__)
+_BEGINS: Final = "begins at"
+"""The key of an epoch's start in its end. No topic can have this name."""
 Offsets: TypeAlias = "dict[str, int]"
 """{name of a queue: offset}."""
 
@@ -133,21 +137,25 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {name: min(end, last[name]) for name, end in ends.items() if name in last}
         waiting = {name: max(0, end - begins.get(name, 0)) for name, end in ends.items()}
         if not self._is_due(sum(waiting.values()), limit):
-            return {self._topic: begins}
+            return start or {self._topic: begins}
         if most := getattr(limit, "max_rows", 0):
             ends = {
                 name: min(ends[name], begins.get(name, 0) + share)
                 for name, share in _shares(waiting, most).items()
             }
         self._epoch_s = time.monotonic()
-        return {self._topic: ends}
+        first = {_BEGINS: begins} if start and begins == self._first else {}
+        return start if start and ends == begins else {self._topic: ends, **first}
 
     def reportLatestOffset(self) -> dict[str, Offsets]:  # noqa: N802
         """Return the ends as of the last look; with them Spark's progress shows the lag."""
         return {self._topic: self._ends}
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
-        begins, ends = self._offsets(start), self._offsets(end)
+        begins, ends = end.get(_BEGINS) or self._offsets(start), self._offsets(end)
+        if begins == self._first and not self._ends:
+            # The first epoch runs again. Before Spark 4.2 its new start may be after its end.
+            begins = {name: min(begins.get(name, end), end) for name, end in ends.items()}
         self._ends = {**begins, **ends, **self._ends}
         if missing := begins.keys() - ends.keys():
             raise ConfigurationError(
