@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -191,14 +192,18 @@ def test_messages_that_go_while_they_are_read_are_a_loss(cluster: FakeCluster) -
     reader, (part,) = plan(cluster)
     lenient, _ = plan(cluster, failOnDataLoss="false")
     fields = {"nextBeginOffset": "3", "minOffset": "3", "maxOffset": "5"}
-    moved = Answer(ResponseCode.PULL_OFFSET_MOVED, ext=tuple(fields.items()))
-    for each in (reader, lenient):
-        cluster.brokers[0].on(RequestCode.PULL_MESSAGE, moved)
-        if each is reader:
+    moved, filtered = ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY
+    for each, code, expression, is_loss in (
+        (reader, moved, "*", True), (reader, filtered, "*", True), (lenient, moved, "*", False),
+        (reader, moved, "a", True), (reader, filtered, "a", False),
+    ):  # fmt: skip
+        cluster.brokers[0].on(RequestCode.PULL_MESSAGE, Answer(code, ext=tuple(fields.items())))
+        batches = each.read(replace(part, expression=expression))
+        if is_loss:
             with pytest.raises(ConfigurationError, match="no messages from 0 to 3 now"):
-                list(each.read(part))
+                list(batches)
         else:
-            assert [batch.num_rows for batch in each.read(part)] == [2]
+            assert [batch.num_rows for batch in batches] == [2]
 
 
 def test_rows_are_the_row_contract_and_where_they_were(cluster: FakeCluster) -> None:

@@ -266,14 +266,18 @@ class Admin:
 
     def read_bytes(
         self, queue: MessageQueue, begin: int, end: int, *, expression: str = "*"
-    ) -> Iterator[tuple[bytes, int, int]]:
+    ) -> Iterator[tuple[tuple[bytes, bool], int, int]]:
         """Yield the encoded messages of the queue from offset `begin` on, with the offsets of their
-        pull and of the next pull. The bytes are empty if the broker has no message there.
-        `expression`: a filter by tags, such as `a || b`, that brokers apply by hash codes, so that
-        messages with other tags may come, too."""
+        pull and of the next pull. The bytes are empty if the broker passes over these offsets. The
+        flag with them tells that it does not have these messages; otherwise the filter may leave
+        them out. `expression`: a filter by tags, such as `a || b`, that brokers apply by hash
+        codes, so that messages with other tags may come, too."""
 
-        def pull(offset: int, *, max_messages: int) -> tuple[bytes, int]:
-            return responses.pulled_bytes(self._pull(queue, offset, max_messages, expression))
+        def pull(offset: int, *, max_messages: int) -> tuple[tuple[bytes, bool], int]:
+            answer = self._pull(queue, offset, max_messages, expression)
+            data, following = responses.pulled_bytes(answer)
+            is_deleted = expression == "*" or answer.code == ResponseCode.PULL_OFFSET_MOVED
+            return (data, not data and is_deleted), following
 
         yield from _pages(begin, end, pull)
 

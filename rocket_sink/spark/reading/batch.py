@@ -79,11 +79,10 @@ class MessageReader(DataSourceReader):
             takes = partial(self._takes, partition)
             answers: list[bytes] = []
             size, following = 0, partition.begin
-            expression = partition.expression
-            for data, begin, following in admin.read_bytes(
-                queue, partition.begin, partition.end, expression=expression
+            for (data, is_deleted), begin, following in admin.read_bytes(
+                queue, partition.begin, partition.end, expression=partition.expression
             ):
-                if following > begin and not data and expression == ALL_TAGS:
+                if is_deleted and following > begin:
                     self.report_loss(f"{queue} has no messages from {begin} to {following} now")
                 answers.append(data)
                 size += len(data)
