@@ -66,7 +66,7 @@ batch, and a batch costs as much time as a hundred messages."""
 
 
 def stored_batches(
-    data: bytes,
+    answers: Sequence[bytes],
     broker_name: str,
     takes: Callable[[Any, Any], Any],
     on_single: Callable[[StoredMessage], None],
@@ -75,14 +75,19 @@ def stored_batches(
     STORED_SCHEMA.
 
     Args:
-        data: the bodies of the answers, one after the other.
+        answers: the bodies of the answers; each ends with a whole message.
         takes: says by queue offset and store time (ms) whether to take a message; it gets integers,
             or arrays of integers.
         on_single: is called for each message that is decoded apart from the columns.
 
     Raises: like `iter_stored`.
     """
+    data = b"".join(answers)
     stored = StoredColumns.of(data)
+    if not np.isin(np.cumsum([len(answer) for answer in answers]), stored.bounds).all():
+        # A malformed message, or an answer that ends inside a message: this raises the error.
+        for answer in answers:
+            yield from _single_batches(answer, broker_name, takes, on_single)
     batch, regular = _columns(stored, broker_name)
     if np.count_nonzero(~regular) * _FEW > len(regular):
         regular[:] = False
@@ -99,8 +104,6 @@ def stored_batches(
                 part = batch.slice(begin, until - begin)
                 yield part.set_column(_BODY, STORED_SCHEMA.field(_BODY), bodies)
                 begin = until
-    # A malformed message, for which this raises an error.
-    yield from _single_batches(data[stored.bounds[-1] :], broker_name, takes, on_single)
 
 
 def _single_batches(

@@ -95,7 +95,7 @@ def _rows(data: bytes) -> object:
     except RemoteProtocolError:
         expected = None
     try:
-        batches = stored_batches(data, "b", lambda offset, _: offset == offset, lambda _: None)
+        batches = stored_batches([data], "b", lambda offset, _: offset == offset, lambda _: None)
         rows = pa.Table.from_batches(batches, STORED_SCHEMA).to_pylist()
     except RemoteProtocolError:
         assert expected is None

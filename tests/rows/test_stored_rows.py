@@ -75,7 +75,7 @@ def rows_by_columns(data: bytes, few: int = 0) -> list[dict[str, Any]]:
     """Return the rows; `few`=0: no number of irregular messages turns columns off."""
     with mock.patch.object(stored_rows, "_FEW", few):
         batches = list(
-            stored_batches(data, "b", lambda offset, _: offset == offset, lambda _: None)
+            stored_batches([data], "b", lambda offset, _: offset == offset, lambda _: None)
         )
     for batch in batches:
         batch.validate(full=True)
@@ -123,7 +123,7 @@ def test_which_messages_have_columns() -> None:
         singles: list[StoredMessage] = []
         data = plain(300, properties=properties)
         (batch,) = stored_batches(
-            data, "b", lambda offset, ms: (offset >= 5) & (ms < 9), singles.append
+            [data], "b", lambda offset, ms: (offset >= 5) & (ms < 9), singles.append
         )
         assert batch.to_pylist() == rows_one_by_one(data)[5:9] and not singles
 
@@ -137,14 +137,21 @@ def test_properties_that_pass_the_messages_end_are_refused(length: int) -> None:
         rows_by_columns(lying + 9 * data)
 
 
+def test_a_torn_answer_does_not_take_the_next_one_for_its_end() -> None:
+    whole = plain(1)
+    torn = encode_stored(StoredMessage("t", bytes(200), store_ms=1))[: -len(whole)]
+    with pytest.raises(RemoteProtocolError, match="292 bytes, 199 are left"):
+        list(stored_batches([whole + torn, whole], "b", lambda o, _: o >= 0, lambda _: None))
+
+
 def test_a_few_irregular_messages_leave_the_others_in_columns() -> None:
     odd = encode_stored(StoredMessage("t", b"x", queue_offset=9, store_host=("::1", 1)))
     singles: list[StoredMessage] = []
     batches = list(
-        stored_batches(plain(200) + odd + plain(200), "b", lambda o, _: o >= 0, singles.append)
+        stored_batches([plain(200), odd, plain(200)], "b", lambda o, _: o >= 0, singles.append)
     )
     assert [batch.num_rows for batch in batches] == [200, 1, 200] and len(singles) == 1
-    (batch,) = stored_batches(plain(20) + odd, "b", lambda o, _: o >= 0, singles.append)
+    (batch,) = stored_batches([plain(20) + odd], "b", lambda o, _: o >= 0, singles.append)
     assert batch.num_rows == 21 and len(singles) == 22
 
 
@@ -154,7 +161,7 @@ def test_bodies_that_inflate_make_small_batches() -> None:
         encode_stored(StoredMessage("t", b"", queue_offset=offset, sys_flag=flag), stored_body=body)
         for offset, (flag, body) in enumerate([(0x301, packed), (0, b"x")] * 7)
     )
-    batches = list(stored_batches(data, "b", lambda offset, _: offset >= 0, lambda _: None))
+    batches = list(stored_batches([data], "b", lambda offset, _: offset >= 0, lambda _: None))
     assert all(batch["body"].nbytes <= Limits.POLL_BYTES for batch in batches) and len(batches) > 2
     lengths = [len(body) for batch in batches for body in batch["body"].to_pylist()]
     assert lengths == [5 << 20, 1] * 7

@@ -222,7 +222,7 @@ def test_stored_messages(golden):
 
     encoded = [octets(each) or b"" for each, *_ in golden["stored"]]
     data = b"".join(each for each in encoded if StoredColumns.of(each).regular.all())
-    (batch,) = stored_batches(data, "b", lambda offset, _: offset == offset, pytest.fail)
+    (batch,) = stored_batches([data], "b", lambda offset, _: offset == offset, pytest.fail)
     assert 0 < batch.num_rows < len(encoded)
     singles = [("b", message) for message in decode_stored(data)]
     assert batch.to_pylist() == stored_batch(singles).to_pylist()

@@ -87,9 +87,9 @@ class MessageReader(DataSourceReader):
                 answers.append(data)
                 size += len(data)
                 if size >= _BATCH_BYTES:
-                    yield from stored_batches(b"".join(answers), broker_name, takes, on_single)
+                    yield from stored_batches(answers, broker_name, takes, on_single)
                     answers, size = [], 0
-            yield from stored_batches(b"".join(answers), broker_name, takes, on_single)
+            yield from stored_batches(answers, broker_name, takes, on_single)
             if following < partition.end:
                 self.report_loss(
                     f"{queue} gave messages up to {following} only, not to {partition.end}"
