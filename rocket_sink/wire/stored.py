@@ -26,7 +26,7 @@ from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import Body, Limits, stored_text
+from rocket_sink.wire.headers import INT64_MAX, Body, Limits, stored_text
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import (
     PROPERTY_SEPARATOR,
@@ -255,6 +255,8 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
     for position, inner in enumerate(iter_batch(message.body)):
         if allowance is not None:
             allowance.take(_VALUE_BYTES + len(inner.body))
+        if message.queue_offset + position > INT64_MAX:
+            raise RemoteProtocolError("the offsets of an inner batch pass 64 bits")
         yield replace(
             message,
             body=inner.body,

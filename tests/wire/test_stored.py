@@ -102,6 +102,8 @@ def test_an_inner_batch_is_unwrapped():
         (message.body, message.flag, message.queue_offset, message.properties)
         for message in decoded
     ] == [(b"one", 5, 10, {"k": "1"}), (b"two", 6, 11, {"k": "2"})]
+    with pytest.raises(RemoteProtocolError, match="pass 64 bits"):
+        decode_stored(encode_stored(replace(wrapped, queue_offset=2**63 - 1)))
 
 
 def test_properties_in_another_encoding_are_replaced_as_in_java():
