@@ -288,9 +288,10 @@ def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any) -> None:
         return
     pending = settings.get(PENDING, "")
     epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, pending)
+    # Another sink of the query, with another ledger, may have set another epoch.
+    settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:
         _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)
-        settings.set(UNRECORDED, epoch)
 
 
 def _source_options(query: Any) -> SinkOptions | None:
