@@ -99,7 +99,7 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
     positions = _positions(queues, group, options)
     values = ", ".join(
         f"('{topic.encode().hex().upper()}', '{broker.encode().hex().upper()}', {queue_id}, "
-        f"{begin if position is None else position}, {begin}, {end})"
+        f"{position or 0}, {begin}, {end})"
         for (topic, broker, queue_id), (position, begin, end) in positions.items()
     )
     messages = f"""(
