@@ -132,17 +132,17 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is not None:
             self._note(begins)  # The epoch before is finished, and Spark may commit it much later.
         ends = self._look(begins, is_whole=start is not None)
-        if self._last_offsets is not None:
-            last = {**begins, **self._last_offsets}
-            ends = {name: min(end, last[name]) for name, end in ends.items() if name in last}
-        waiting = {name: max(0, end - begins.get(name, 0)) for name, end in ends.items()}
+        # A new query with `latest` may begin after the end that it saw for availableNow.
+        last = ends if self._last_offsets is None else {**begins, **self._last_offsets}
+        waiting = {
+            name: max(0, min(end, last[name]) - begins.get(name, 0))
+            for name, end in ends.items()
+            if name in last
+        }
         if not self._is_due(sum(waiting.values()), limit):
             return start or {self._topic: begins}
-        if most := getattr(limit, "max_rows", 0):
-            ends = {
-                name: min(ends[name], begins.get(name, 0) + share)
-                for name, share in _shares(waiting, most).items()
-            }
+        shares = _shares(waiting, getattr(limit, "max_rows", 0))
+        ends = {name: min(ends[name], begins.get(name, 0) + n) for name, n in shares.items()}
         self._epoch_s = time.monotonic()
         first = {_BEGINS: begins} if start and begins == self._first else {}
         return start if start and ends == begins else {self._topic: ends, **first}
@@ -289,9 +289,10 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _shares(waiting: Mapping[str, int], most: int) -> Offsets:
-    """Return how many messages of each queue an epoch of about `most` messages takes: by what waits
-    there, and at least one of each queue that has any, as Spark's Kafka source does."""
+    """Return how many messages of each queue an epoch of about `most` messages (0: no limit) takes:
+    by what waits there, and at least one of each queue that has any, as Spark's Kafka source does.
+    """
     total = sum(waiting.values())
-    if total <= most:
+    if not most or total <= most:
         return dict(waiting)
     return {name: max(count * most // total, min(count, 1)) for name, count in waiting.items()}
