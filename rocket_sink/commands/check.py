@@ -135,7 +135,7 @@ def _consumed(options: SinkOptions, group: str) -> Iterator[Finding]:
                 "only Spark can read the ledger: use `rocket-sink report --group`"
             )
         for query in consumption(Scoped(ledger.query, Scope()), group, options).queries:
-            state = "note" if query.waiting else "ok"
+            state = "note" if query.waiting or query.deleted else "ok"
             yield Finding(f"group {group}", state, query.says(group))
     except RocketSinkError as error:
         yield Finding(f"group {group}", "fail", str(error))

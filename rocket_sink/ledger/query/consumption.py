@@ -46,8 +46,8 @@ class QueueConsumption(ConsumptionSums):
 
 @dataclass(frozen=True)
 class QueryConsumption(ConsumptionSums):
-    """The messages of one query. Epochs before `first_waiting` are consumed, up to `last_epoch` if
-    it is None; `epochs_waiting` epochs have messages that wait."""
+    """The messages of one query. No message of an epoch before `first_waiting` waits, up to
+    `last_epoch` if it is None; `epochs_waiting` epochs have messages that wait."""
 
     query_id: str
     last_epoch: int
@@ -60,7 +60,9 @@ class QueryConsumption(ConsumptionSums):
         of = f"of {clean(self.topic, max_chars=80)} by the query {query}"
         if self.first_waiting is None or self.oldest is None:
             all_of_them = f"{counted(self.messages, 'message')} {of}"
-            return f"The group {name} is past all {all_of_them}, up to epoch {self.last_epoch:,}"
+            text = f"The group {name} is past all {all_of_them}, up to epoch {self.last_epoch:,}"
+            lost = f", but {self.deleted:,} of them were deleted before the group came to them"
+            return text + lost if self.deleted else text
         return (
             f"{counted(self.waiting, 'message')} {of} wait for the group {name}, in "
             f"{counted(self.epochs_waiting, 'epoch')} from epoch {self.first_waiting:,} on; the "
