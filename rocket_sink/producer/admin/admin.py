@@ -364,15 +364,16 @@ class Admin:
 
     def view(self, topic: str, offset_message_id: str) -> StoredMessage:
         """Return the message with a broker's id (`SendResult.offset_message_id`), from the broker
-        that the id names. Raise RemoteProtocolError if the text is no such id, and BrokerError if
-        there is no message, for example after retention."""
+        that the id names; the first one of a batch that is stored as a whole. Raise
+        RemoteProtocolError if the text is no such id, and BrokerError if there is no message, for
+        example after retention."""
         offset = decode_offset_message_id(offset_message_id)
         address = address_in_id(offset_message_id)
         brokers = self.topic_route(topic).brokers
         name = next((b.name for b in brokers if address in b.registered.values()), "")
         reached = self._name_servers.reached({name: {_MASTER: address}})
         answer = self._call(name, reached[name][_MASTER], requests.view_message(offset))
-        (message,) = decode_stored(answer.body)
+        message, *_ = decode_stored(answer.body)
         return message
 
     def _query(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocket_sink.errors import (
@@ -15,7 +17,8 @@ from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
 from rocket_sink.wire.stored import StoredMessage
@@ -32,6 +35,10 @@ def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster: FakeCluste
         assert [message.body for message in admin.query_by_key("t", "k0")] == [b"0"]
         assert admin.query_by_key("t", "k1", max_messages=1)[0].queue_offset == 1
         assert admin.query_by_key("t", "none") == []
+        flags, inner = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP, encode_inner(b"first", "")
+        batch = replace(cluster.messages("t")[0], body=inner + inner, sys_flag=flags)
+        stored = cluster.brokers[1].store.append(batch)
+        assert admin.view("t", stored.offset_message_id).body == b"first"
         with pytest.raises(BrokerError, match="can not find message"):
             admin.view("t", sent[1].offset_message_id[:-16] + f"{1 << 40:016X}")
         with pytest.raises(RemoteProtocolError, match="is a client's id"):
