@@ -51,8 +51,9 @@ STORED_SCHEMA: Final = pa.schema(
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999. Spark's TIMESTAMP holds the years 1 to 9999."""
-_FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
-"""Properties that have columns of their own."""
+_SYSTEM: Final = RESERVED_PROPERTIES - {KEYS, TAGS, UNIQ_KEY, SHARDING_KEY}
+"""RocketMQ's own properties, except those that have columns of their own."""
+_NOT_USERS: Final = RESERVED_PROPERTIES | {EVENT_TIME_PROPERTY}
 _MS: Final = "-?[0-9]{1,15}"
 """The texts of event times that columns can read; other times are read one by one."""
 _BODY: Final = STORED_SCHEMA.get_field_index("body")
@@ -132,12 +133,11 @@ def _columns(stored: StoredColumns, broker_name: str) -> tuple[pa.RecordBatch, M
     event_time, is_time = _event_times(properties.texts(EVENT_TIME_PROPERTY))
     arrays = {
         "topic": stored.topics,
+        "body": pa.nulls(count, pa.binary()),
         "tags": properties.texts(TAGS),
         "keys": _key_lists(properties.texts(KEYS)),
         "sharding_key": properties.texts(SHARDING_KEY),
-        "properties": properties.maps(
-            lambda name: name not in RESERVED_PROPERTIES and name != EVENT_TIME_PROPERTY
-        ),
+        "properties": properties.maps(lambda name: name not in _NOT_USERS),
         "flag": pa.array(fixed["flag"].astype(np.int64)),
         "message_id": properties.texts(UNIQ_KEY),
         "event_time": event_time,
@@ -148,16 +148,9 @@ def _columns(stored: StoredColumns, broker_name: str) -> tuple[pa.RecordBatch, M
         "born_timestamp": _times(fixed["born_ms"].astype(np.int64)),
         "offset_message_id": stored.offset_message_ids(),
         "reconsume_times": pa.array(fixed["reconsume_times"].astype(np.int32)),
-        "system_properties": properties.maps(
-            lambda name: name in RESERVED_PROPERTIES and name not in _FIELDS
-        ),
+        "system_properties": properties.maps(_SYSTEM.__contains__),
     }
-    columns = [
-        arrays[field.name] if field.name in arrays else pa.nulls(count, field.type)
-        for field in STORED_SCHEMA
-    ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=STORED_SCHEMA)
-    return batch, stored.regular & is_time
+    return pa.RecordBatch.from_pydict(arrays, STORED_SCHEMA), stored.regular & is_time
 
 
 def _times(ms: Int64s) -> pa.Array:
@@ -206,14 +199,9 @@ def _row(broker_name: str, message: StoredMessage) -> tuple[Any, ...]:
     """Return the values in the order of STORED_SCHEMA."""
     properties = message.properties
     event_us = _event_time(properties)
-    user, system = [], []
-    for item in properties.items():
-        name = item[0]
-        if name in RESERVED_PROPERTIES:
-            if name not in _FIELDS:
-                system.append(item)
-        elif event_us is None or name != EVENT_TIME_PROPERTY:
-            user.append(item)
+    not_users = RESERVED_PROPERTIES if event_us is None else _NOT_USERS
+    user = [item for item in properties.items() if item[0] not in not_users]
+    system = [item for item in properties.items() if item[0] in _SYSTEM]
     return (
         message.topic,
         message.body,

@@ -129,10 +129,8 @@ class StoredColumns:
     def offset_message_ids(self) -> pa.Array:
         """Return the brokers' ids (`ids.offset_message_id`) in a string array."""
         fields = np.empty(len(self), [("host", "V8"), ("offset", ">i8")])
-        fields["host"], fields["offset"] = (
-            self.fixed["store_host"],
-            self.fixed["commit_log_offset"],
-        )
+        fields["host"] = self.fixed["store_host"]
+        fields["offset"] = self.fixed["commit_log_offset"]
         octets = fields.view(np.uint8).reshape(len(self), 16)
         return fixed_width(_HEX[octets]).view(pa.string())
 
