@@ -16,7 +16,7 @@ from rocket_sink.errors import ConfigurationError, NoRouteError, OptionError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
-from rocket_sink.rows.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
+from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.spark.reading.batch import FilteringReader, MessageReader, QueueRange
 from rocket_sink.spark.reading.filters import Narrowed
 from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
@@ -256,11 +256,6 @@ def test_a_birth_time_that_spark_cannot_hold_is_null(ms: int) -> None:
     (row,) = stored_batch([("b", StoredMessage("t", b"x", born_ms=ms, store_ms=1))]).to_pylist()
     assert row["born_timestamp"] is None
     assert row["store_timestamp"].timestamp() == 0.001
-
-
-def test_ddl_and_schema_are_the_same_columns() -> None:
-    names = [part.split()[0] for part in STORED_DDL.replace("MAP<STRING,STRING>", "M").split(", ")]
-    assert names == STORED_SCHEMA.names
 
 
 def test_no_option_of_the_reader_is_one_of_the_sink() -> None:
