@@ -1,7 +1,5 @@
 """Clusters for tests: scripted ones, and a real one per worker, repaired before each test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ that adapt, partitions and parallel collection of garbage cost as well (`ledger/
 of CPU with them, 81 s without).
 """
 
-from __future__ import annotations
-
 import contextlib
 import locale
 import os

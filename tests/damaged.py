@@ -1,7 +1,5 @@
 """Messages that a killed broker kept in part."""
 
-from __future__ import annotations
-
 from rocket_sink.wire.stored import StoredMessage
 
 _SENT = {"UNIQ_KEY", "__SHARDINGKEY"}

@@ -1,7 +1,5 @@
 """Readers and writers for tests: the opposite directions of the product's encoders and decoders."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, tzinfo

@@ -1,7 +1,5 @@
 """Answers of a broker other than plain success, after which a message leaves its group."""
 
-from __future__ import annotations
-
 from rocket_sink.testing import Answer, CloseConnection, CutAnswer, IncompleteAnswer
 from rocket_sink.wire.codes import ResponseCode
 

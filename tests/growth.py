@@ -9,8 +9,6 @@ The simulated hours pass in minutes, so the time for which the ledger keeps what
 shorter by the same factor.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import json

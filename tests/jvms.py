@@ -8,8 +8,6 @@ with one. `.ci/install` makes them, which takes less time than one run saves. Te
 archives, too. A JVM ignores an archive that was made by another Java or of other jars.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

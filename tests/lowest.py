@@ -8,8 +8,6 @@ more than the core does, so pyarrow is then put down to the core's own bound. Th
 to be on the path.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The memory of a piece of code, counted by Python itself, and of a process."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

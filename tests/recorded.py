@@ -1,7 +1,5 @@
 """Tasks whose ledger rows are folded without Spark, and what `rocket-sink verify` says of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

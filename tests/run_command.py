@@ -1,7 +1,5 @@
 """Runs commands in the test's own process with its Spark session: a JVM of their own is slow."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

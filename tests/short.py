@@ -10,8 +10,6 @@ brackets is of that parameter only. `tests/test_short.py` keeps the table true t
 holds it against the planted defects of `tests/mutation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The suite's own handling of real clusters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A forked child works, even if another thread of the parent held a lock."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """find_java: the order of candidates, and the reasons why one is rejected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The options of the tests' JVMs, and their archives; no JVM is started."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

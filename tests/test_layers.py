@@ -4,8 +4,6 @@ no Spark, private names stay private, a folder can be taken in, importing starts
 Every import counts, wherever it stands: inside functions and under TYPE_CHECKING too.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

@@ -1,7 +1,5 @@
 """A Message checks itself; errors pickle."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import pickle

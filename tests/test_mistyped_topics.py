@@ -1,7 +1,5 @@
 """A topic that does not exist: each way to send warns before brokers create it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 

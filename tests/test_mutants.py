@@ -1,7 +1,5 @@
 """The mistakes that `python -m tools.mutants` plants, and its choice of lines."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The option table: spelling, parsing, ranges, secrets, digests."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

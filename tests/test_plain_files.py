@@ -1,7 +1,5 @@
 """The files of a folder without its links, whoever made the links and whenever."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The judges are the kernel (`flock`, modes) and the bytes of the file that was attacked.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A user without a name and without a home, as OpenShift gives containers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

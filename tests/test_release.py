@@ -1,7 +1,5 @@
 """What a wheel has, what its page on a registry says, and which public names may not change."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

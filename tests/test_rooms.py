@@ -1,7 +1,5 @@
 """docs/architecture.md shows the rooms that the code has."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The short form names tests that exist, and sees planted defects in every room."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

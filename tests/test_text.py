@@ -1,7 +1,5 @@
 """Text from the network is hostile until it is cut, printable and without credentials."""
 
-from __future__ import annotations
-
 import json
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Two users of one ledger, as YARN has them: tasks run as one user, the driver as another one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

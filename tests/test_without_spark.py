@@ -1,7 +1,5 @@
 """The parts that work on a machine without Spark, and the error of a Spark lane there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A TLS relay with a certificate of its own, before servers without TLS."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """Flatness, sparklines, drawings."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Schedules, the read-back, and which promise is broken when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

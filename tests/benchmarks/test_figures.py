@@ -1,7 +1,5 @@
 """Medians, ratios and the comparison with a baseline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

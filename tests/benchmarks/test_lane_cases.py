@@ -1,7 +1,5 @@
 """The matrix of lanes, orderings, keys and body sizes."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

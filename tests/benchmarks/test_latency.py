@@ -1,7 +1,5 @@
 """Latencies of single rows, without Spark: shares, the ledger's commits, tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

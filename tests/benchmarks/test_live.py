@@ -1,7 +1,5 @@
 """The benchmarks as people run them: one small case with everything real."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

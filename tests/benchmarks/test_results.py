@@ -1,7 +1,5 @@
 """Results files: written, read, drawn, put into a page."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

@@ -1,7 +1,5 @@
 """The senders that run as processes of their own, here in this one, against scripted brokers."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The brokers' own count of messages: wait while it grows, believe it when it stands still."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

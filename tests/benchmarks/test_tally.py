@@ -1,7 +1,5 @@
 """The counters of senders: pauses, longest sends, doubles."""
 
-from __future__ import annotations
-
 from benchmarks.rows import body_of, number_of, record_batch
 from benchmarks.sender.tally import Tally
 

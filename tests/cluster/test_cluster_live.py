@@ -1,7 +1,5 @@
 """A real cluster starts, stores, freezes, dies and comes back."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The state file of `up`: which processes are the cluster's, and which are never signalled."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

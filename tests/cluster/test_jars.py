@@ -1,7 +1,5 @@
 """The jar cache: filled whole or not at all, checked, usable offline."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of each process (broker.conf, JVM flags, credentials), and docker-compose.yml."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lock files: which lines are read, which are refused, and that our two are complete."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

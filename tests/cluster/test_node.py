@@ -1,7 +1,5 @@
 """Processes and their guard, with small stand-ins for the JVMs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

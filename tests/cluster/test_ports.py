@@ -1,7 +1,5 @@
 """Port choice: blocks that do not overlap, free ones only, the old ones when they are free."""
 
-from __future__ import annotations
-
 import socket
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The final words of `rocket-sink backfill`; tests/spark/backfill tests its work."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from pathlib import Path

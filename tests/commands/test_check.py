@@ -1,7 +1,5 @@
 """`rocket-sink check` with a broker that is away or full, wrong credentials, or behind a proxy."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The command line in general: help texts, exit codes, imported modules, streams of output."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`rocket-sink cluster` on clusters that need no Java."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

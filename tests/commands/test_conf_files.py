@@ -1,7 +1,5 @@
 """Configuration files and generated tables: they say what options.py says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

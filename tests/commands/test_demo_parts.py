@@ -1,7 +1,5 @@
 """The demo's parts: its rows, its verdict, its fault. tests/integration runs the whole demo."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

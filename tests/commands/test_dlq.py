@@ -1,7 +1,5 @@
 """`rocket-sink dlq` as users type it, on the scripted cluster; no Spark."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The tests run the real commands on a pseudo-terminal and on pipes, and judge their output.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """`rocket-sink report` and `ledger show` of a local ledger, without Spark and Java."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NoReturn

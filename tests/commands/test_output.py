@@ -1,7 +1,5 @@
 """The places of printed text, and its look outside a terminal."""
 
-from __future__ import annotations
-
 import ast
 import datetime as dt
 import json

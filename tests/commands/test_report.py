@@ -1,7 +1,5 @@
 """`rocket-sink report` on a local ledger, without Spark."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

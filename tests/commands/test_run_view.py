@@ -1,7 +1,5 @@
 """The view of `rocket-sink stream` while it runs."""
 
-from __future__ import annotations
-
 import datetime as dt
 from types import SimpleNamespace
 from typing import Any

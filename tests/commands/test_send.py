@@ -1,7 +1,5 @@
 """`rocket-sink send` exits 0 only when every message was acknowledged."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The sources of a command's sink options, and which source wins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

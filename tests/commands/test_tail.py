@@ -1,7 +1,5 @@
 """`rocket-sink tail` as users type it, on the scripted cluster."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

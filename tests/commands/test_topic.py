@@ -1,7 +1,5 @@
 """`rocket-sink topic`, and the commands that `check` names for a topic."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`rocket-sink check` and a topic's message.type, and how real brokers treat it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

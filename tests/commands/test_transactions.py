@@ -1,7 +1,5 @@
 """`rocket-sink transactions settle` with several epochs, on a stub that ends them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyspark.sql import Row

@@ -1,7 +1,5 @@
 """`rocket-sink verify` against the scripted cluster: planted faults, retention, delays, keys."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

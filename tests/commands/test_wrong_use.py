@@ -3,8 +3,6 @@
 The commands run in this process; no case may reach the start of Spark.
 """
 
-from __future__ import annotations
-
 import difflib
 import io
 import re

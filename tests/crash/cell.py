@@ -1,7 +1,5 @@
 """A cell: a schedule that is played, with its rows, topic, folder, ledger and result."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The conductor runs driver processes side by side and lets the scheduled events happen."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files as signals between the harness and its drivers."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

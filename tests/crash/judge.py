@@ -3,8 +3,6 @@
 A row is `(sharding key, number)`; numbers of a key grow in the order in which it must arrive.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The ledger, read from its files (Delta's log and Parquet) without Spark and the product."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

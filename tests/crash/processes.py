@@ -1,7 +1,5 @@
 """Driver processes of the crash harness: started, looked after, killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

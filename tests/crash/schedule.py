@@ -4,8 +4,6 @@ A schedule is a value. The schedules of `CI` and `MOMENTS` are chosen: together 
 event and moment, every lane and every delivery mode. `draw` makes others, each from a seed.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from typing import Final

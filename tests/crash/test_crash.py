@@ -9,8 +9,6 @@ By default one round plays the chosen schedules of `schedule.CI`, with a test fo
 A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` plays it alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The moments of the crash harness are functions that the product has."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judge's invariants: each catches a planted defect, and accepts a right world."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -10,8 +10,6 @@ Such a block is parsed (`checks.check_parsed`). Blocks of output (`text`) are sk
 language is an error, so that no block is left out by accident.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks of blocks that are not run: they parse, and name only commands and options that exist."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import contextlib

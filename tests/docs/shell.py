@@ -5,8 +5,6 @@ of a socket: it sends arguments, folder, environment and standard input, and rec
 exit code. Pipes, redirections and variables are bash's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ bottom in a folder of its own. Tests replace only addresses and /data, as a read
 that cannot run say why on the page (`blocks`), and are parsed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ The kernel's client has a process of its own, too. In a worker of pytest, pyzmq'
 garbage-collected beside those of all other tests, which once caused a segmentation fault.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

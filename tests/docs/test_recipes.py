@@ -1,7 +1,5 @@
 """The recipes run as one script in a session of their own, and others can read what they sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

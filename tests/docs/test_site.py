@@ -1,7 +1,5 @@
 """The site builds offline without a warning, and links between pages and files have targets."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/deploy/uninstall.md names the folders that the package writes to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The Chinese pages have the blocks, headings and tables of the English ones."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -11,8 +11,6 @@ code are kept in --corpus for the next run. If a target raises anything but its 
 is kept and named, and the exit code is 1. Needs the extra `fuzz` (Linux, CPython 3.11 to 3.13).
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

@@ -5,8 +5,6 @@
 TARGET `all` takes the target from the first byte.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

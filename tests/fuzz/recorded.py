@@ -1,7 +1,5 @@
 """The recorded real traffic, which `record` writes."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

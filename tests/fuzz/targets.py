@@ -4,8 +4,6 @@ A target takes any bytes and returns a value or raises one of its own errors; an
 finding. Samples are inputs of a correct peer, with which a fuzzer begins.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import tempfile

@@ -1,7 +1,5 @@
 """The fuzzer's short form; `python -m tests.fuzz` is the long form."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

@@ -6,8 +6,6 @@ until all rows are sent, and returns the ledger's records of each lane. Row N of
 L.N.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

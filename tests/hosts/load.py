@@ -7,8 +7,6 @@ mode M has the key M.N. The report has for each mode a list of [N, kind, announc
 be stored twice.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

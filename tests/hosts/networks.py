@@ -9,8 +9,6 @@ steady rates for some seconds, a fault begins, ends, and they go on. Results are
 conf/networks.json, from which the page is made.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

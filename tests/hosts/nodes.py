@@ -1,7 +1,5 @@
 """Name servers and brokers on hosts, by the classes of `rocket_sink.cluster`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

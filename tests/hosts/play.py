@@ -1,7 +1,5 @@
 """The player of faults: senders on a client host, the fault, its end, and the result."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Results of runs, stored as JSON and shown as Markdown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts and bad cables work as described, and leave nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ The long forms are commands: `tests.hosts.networks`, `tests.hosts.replication` a
 `tests.hosts.standalone`.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The witness finds messages that are lost, doubled in silence, denied or disordered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The trials of hosts and cables that `test_hosts.py` runs in a world. Prints a JSON object."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The witness compares messages that the official Java client reads with the senders' answers."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

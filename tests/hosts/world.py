@@ -5,8 +5,6 @@ exits with its code. Files outside /tmp and /run are the real ones, also for wri
 network but its own loopback and the bridge of `bed`, so fetch packages before.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

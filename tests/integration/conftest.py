@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.cluster import LocalCluster

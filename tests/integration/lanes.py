@@ -1,7 +1,5 @@
 """The lanes behind a common interface, so that each runs the same cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

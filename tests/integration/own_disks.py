@@ -12,8 +12,6 @@ Each disk has a ledger. The topic is disk-lane. The process prints a JSON line f
 {"disk", "lane", "error", "log"}; `error` is empty if the lane succeeded.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ The argument is a plan (JSON): folder, read (options of readStream), write (opti
 null for Parquet), last. With `last` the query ends when it has read everything, and the rows of the
 Parquet files go to one file more, `rows`, because files of killed epochs are not part of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

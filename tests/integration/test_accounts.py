@@ -1,7 +1,5 @@
 """The ledger's readers agree on the rows: delta-rs with DuckDB, Spark, and the report."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

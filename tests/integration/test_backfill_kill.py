@@ -4,8 +4,6 @@ This is a long form. In the short form `tests/crash` kills a backfill in the mid
 and `tests/spark/backfill/test_backfill.py` runs two at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

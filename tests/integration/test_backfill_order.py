@@ -1,7 +1,5 @@
 """A backfill while a real broker is away; RocketMQ's own tool counts the messages of queues."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

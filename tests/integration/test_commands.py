@@ -1,7 +1,5 @@
 """The commands with a real cluster, Spark and ledger; most run in the test's own process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ This is a long form with a requirement of its own: pip install "pyspark[connect]
 pytest -m slow tests/integration/test_connect.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

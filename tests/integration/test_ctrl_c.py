@@ -1,7 +1,5 @@
 """Ctrl-C in commands that run Spark, with a JVM of their own: one line, and no process is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`rocket-sink demo` with fewer rows passes under a freeze and under a kill."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Python workers of an executor share what each learns of a broker."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

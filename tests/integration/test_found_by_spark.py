@@ -4,8 +4,6 @@ Each test starts a process of its own like a user: the session here may have reg
 The long forms need pip install "pyspark[connect,pipelines]".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """A suite of cases that every lane runs, against a scripted cluster and a real Delta ledger."""
 
-from __future__ import annotations
-
 import calendar
 import shutil
 import uuid

@@ -1,7 +1,5 @@
 """Frozen and killed brokers of a real cluster under the task body, and under a Spark stream."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

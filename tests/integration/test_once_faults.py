@@ -1,7 +1,5 @@
 """Effectively once on a real cluster: brokers frozen and killed under a task, and its replays."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

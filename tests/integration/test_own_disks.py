@@ -1,7 +1,5 @@
 """Executors with disks of their own prove that the ledger is shared, or send nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ The killed driver is a process of its own; delta-rs and DuckDB read the results 
 a long form: `tests/ledger/test_pending_keys.py` lets go the keys of an attempt that does not count.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The reader and dead-letter topics on a real broker, which makes the dead letters itself."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

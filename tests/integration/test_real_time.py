@@ -1,8 +1,6 @@
 """Real-time mode (`trigger(realTime=...)`): Spark starts our foreach lane, and a `TableProducer` in
 `mapInArrow`, which sends each row as it comes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

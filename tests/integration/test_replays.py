@@ -1,7 +1,5 @@
 """Effectively once on a real cluster: epochs that Spark runs again, in each lane."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """jobs/report.py under spark-submit, with a JVM of its own, which makes it slow."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

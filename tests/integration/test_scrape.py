@@ -1,7 +1,5 @@
 """A Prometheus that scrapes the driver of a real query, set up as docs/operate/metrics.md says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

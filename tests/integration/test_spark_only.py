@@ -3,8 +3,6 @@
 A file system of Hadoop's gives local files the scheme `oss`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SIGTERM and Ctrl-C of `jobs/stream.py` under spark-submit, as a scheduler or a terminal sends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

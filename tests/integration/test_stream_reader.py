@@ -1,7 +1,5 @@
 """The streaming reader on real brokers: Java sends, and the driver is killed again and again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

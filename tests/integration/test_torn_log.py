@@ -1,7 +1,5 @@
 """A broker that is killed while it writes a batch; the tests cut its log by hand."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A second is below their transactionOpBatchInterval (3 s), so brokers also ask ab
 that were committed long ago. If the answer were COMMIT, those would be stored twice.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`rocket-sink verify` on a real broker: delayed messages, retention, a log that lost its end."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import time

@@ -1,7 +1,5 @@
 """The usual work of tests with Spark, done once, so that `tests.jvms` can archive its classes."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

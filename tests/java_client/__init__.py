@@ -6,8 +6,6 @@ cannot read, and the consumer goes on behind that batch. So a message that is mi
 is lost to every Java consumer.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A ledger of very many send rows, made by columns: files of a million rows, each added often."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

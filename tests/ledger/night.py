@@ -1,7 +1,5 @@
 """Ledgers made without Spark, and the ledger of a night in which a broker died and stayed away."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """conf/prometheus-alerts.yml and the dashboard's queries, judged by Prometheus's own promtool."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

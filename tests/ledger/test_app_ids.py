@@ -1,7 +1,5 @@
 """An `appId` names one query of Spark's."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Spark or delta-rs's own reader judges the contents of the table.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

@@ -1,7 +1,5 @@
 """The claim of a backfill: a ledger has one at a time, and tasks stop when they lose it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A damaged checkpoint of the table's log: the error names the remedy, and nothing is sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

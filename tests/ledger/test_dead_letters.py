@@ -1,7 +1,5 @@
 """Dead letters keep all fields and the order of rows."""
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 

@@ -1,7 +1,5 @@
 """A ledger's views by delta-rs and DuckDB; `test_report.py` compares them with Spark's views."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Notes of begun work: by drivers, and by task attempts of runs that follow each other."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

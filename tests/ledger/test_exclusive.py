@@ -1,7 +1,5 @@
 """A store that denies access for a moment settles nothing about who commits to its ledger."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

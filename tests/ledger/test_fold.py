@@ -1,7 +1,5 @@
 """Folds: killed at each step and repeated, two at once, torn files: each row exactly once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Ledger rows that travel to the driver with a task's result (`ledgerVia`)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

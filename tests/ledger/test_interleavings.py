@@ -1,7 +1,5 @@
 """One process stops between two steps whose order matters, and another process passes it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

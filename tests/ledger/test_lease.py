@@ -1,7 +1,5 @@
 """The lock of object stores: a live holder keeps it, a killed holder keeps it for the lease."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The views: which rows count, and the errors of a damaged or foreign ledger."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 

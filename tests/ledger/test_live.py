@@ -1,7 +1,5 @@
 """New rows of a ledger that is being followed: sums, metrics, dashboard and alert rules."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

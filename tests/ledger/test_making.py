@@ -3,8 +3,6 @@
 delta-rs judges the contents of the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A ledger by its table's name: found, made, dropped and made anew, and as it was."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

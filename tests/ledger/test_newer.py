@@ -1,7 +1,5 @@
 """The reading of the ledger's log by tasks, compared with Spark's state of the table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 A second writer commits, deletes or remakes the table at chosen moments.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

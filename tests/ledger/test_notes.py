@@ -1,7 +1,5 @@
 """Small files: a reader sees the complete text of one of several concurrent writers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The spool and the locks on an S3 API; boto3 lists the store for the judge."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Paths of ledgers: each names one folder, even after repeated resolving."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

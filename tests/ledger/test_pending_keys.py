@@ -1,7 +1,5 @@
 """Held keys are released when the ledger has no pending dead letters of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Row builders: a row has all given values, and nothing else."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A report's tables show every figure, and hostile text stays text."""
 
-from __future__ import annotations
-
 import datetime as dt
 import io
 import json

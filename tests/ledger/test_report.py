@@ -1,7 +1,5 @@
 """A report's figures of a ledger with known rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 

@@ -1,8 +1,6 @@
 """The first lines of a verdict name the cause that a broker gave, and its remedy: each error class,
 injected by the scripted cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shlex

@@ -1,7 +1,5 @@
 """The report's page in a real browser: chromium, driven by chromedriver, without a network."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

@@ -1,7 +1,5 @@
 """A report's figures without Spark; `test_report.py` compares the engines."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from typing import Any

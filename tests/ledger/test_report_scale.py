@@ -1,7 +1,5 @@
 """A report of very many rows: DuckDB makes the sums, so memory and page stay bounded."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

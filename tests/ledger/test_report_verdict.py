@@ -1,7 +1,5 @@
 """The verdict: each rule that holds prints its sentence and its next command."""
 
-from __future__ import annotations
-
 import datetime as dt
 import shlex
 from dataclasses import replace

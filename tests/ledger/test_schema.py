@@ -1,7 +1,5 @@
 """The ledger's definition: Arrow schema, DDL, and the names that others rely on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pyarrow as pa

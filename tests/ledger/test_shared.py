@@ -1,7 +1,5 @@
 """The proof of tasks that they see the driver's ledger and can write to it."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Spool files: readers of a torn file read exactly its complete batches; names tell owners."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

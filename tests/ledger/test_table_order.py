@@ -1,7 +1,5 @@
 """The last row is the last by the table's order, and never by clocks, which may be set back."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recorded sends under other settings: the figures of known attempts."""
 
-from __future__ import annotations
-
 import datetime as dt
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The views of drawn ledgers, in which tasks and queries die and run again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The values that the ledger's tests share."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -4,8 +4,6 @@
 reports.
 """
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

@@ -9,8 +9,6 @@ A defect is caught when a test fails: tests that cannot be collected, or that do
 nothing. Exit code 1: a defect survived, or the tests fail without any.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

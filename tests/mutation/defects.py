@@ -5,8 +5,6 @@
 planted file parses, the named tests exist.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

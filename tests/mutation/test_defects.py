@@ -1,7 +1,5 @@
 """The table of defects is true to the code: its texts are in the files, and its tests exist."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NetworkClient: what it does around garbage, and its count of late answers."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import time

@@ -1,7 +1,5 @@
 """C54: sync, oneway and many requests at once, against a server that echoes their header."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.net.client import NetworkClient, invoke

@@ -4,8 +4,6 @@ Java's client trusts everybody in its test mode; here that takes tlsMode=insecur
 certificate is known to be NOT_SENT, although TLS 1.3 tells it after the request was written.
 """
 
-from __future__ import annotations
-
 import ssl
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts of peers reach a log escaped, and a flood of them is cut to a few lines."""
 
-from __future__ import annotations
-
 import ast
 import io
 import logging

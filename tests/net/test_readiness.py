@@ -1,7 +1,5 @@
 """Waits for sockets: their interests, wakes, and a selector that another thread closes."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """TLS streams: bytes that went into a record cannot be withdrawn, all others can."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """Addresses, TLS with each way to refuse a certificate, and connects that go nowhere."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import ipaddress

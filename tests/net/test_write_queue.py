@@ -1,7 +1,5 @@
 """The account of bytes decides between NOT_SENT and UNKNOWN: it must be exact."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of the producer's tests: a scripted cluster, and engines with short waits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

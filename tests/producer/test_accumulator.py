@@ -1,7 +1,5 @@
 """Automatic batching: fewer requests, and a result for each message."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError

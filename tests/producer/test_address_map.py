@@ -1,7 +1,5 @@
 """Brokers that register addresses which lead nowhere from here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The brokers' own request logs show who was sent what.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Batches that brokers measure differently from this client, and messages too large for a batch."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import MessageIllegalError, OptionError

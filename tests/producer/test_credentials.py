@@ -1,7 +1,5 @@
 """Credentials from a callable: asked at the start, and again when a broker refuses them."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import AuthenticationError, OptionError, Outcome

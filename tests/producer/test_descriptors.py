@@ -1,7 +1,5 @@
 """A process without free file descriptors: LocalResourcesError, no isolation, and recovery."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

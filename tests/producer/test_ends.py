@@ -1,7 +1,5 @@
 """Every send ends with a result or an error of its own, even if another one fails beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """SendFuture behaves like the standard future, whenever it is used."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

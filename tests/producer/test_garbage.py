@@ -1,8 +1,6 @@
 """A sent message is freed at once: cycles would wait for Python's garbage collector, whose work
 grows with them (a third of the CPU time of automatic batching, as measured)."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

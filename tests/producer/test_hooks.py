@@ -1,7 +1,5 @@
 """Hooks are called for every send, and their errors do not fail it."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import Outcome, RejectedError

@@ -4,8 +4,6 @@ A script is interrupted some thousand times while it runs the package's code: it
 SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

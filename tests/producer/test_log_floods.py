@@ -1,7 +1,5 @@
 """A broker sends nonsense by the thousand: the log has few lines, escaped, with the number."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

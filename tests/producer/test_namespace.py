@@ -1,7 +1,5 @@
 """Namespaces on the wire: in names (`namespace`) or in headers (`namespaceV2`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import MessageError

@@ -1,7 +1,5 @@
 """Timed messages and brokers before 5.0, which would deliver such messages at once."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

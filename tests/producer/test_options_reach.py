@@ -1,7 +1,5 @@
 """Options take effect: brokers see what a producer does with each."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from random import Random

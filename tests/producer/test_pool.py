@@ -1,7 +1,5 @@
 """The pool has an engine for each configuration, open while in use, and none from before a fork."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

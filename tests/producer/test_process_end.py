@@ -4,8 +4,6 @@ Scripts run as processes of their own on the scripted cluster of the test, which
 that arrive.
 """
 
-from __future__ import annotations
-
 import multiprocessing.process
 import multiprocessing.util
 import os

@@ -1,7 +1,5 @@
 """The public producer: modes, threads, forks, limits, secrets."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle

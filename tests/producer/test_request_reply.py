@@ -1,7 +1,5 @@
 """Request-reply and recall."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """The user's view of brokers in `Producer`: health, isolations, weights, machine room."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

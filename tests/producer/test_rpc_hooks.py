@@ -1,7 +1,5 @@
 """Hooks on the remoting layer see every request of a client, and the fields they add are signed."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import SendError

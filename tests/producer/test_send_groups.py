@@ -1,7 +1,5 @@
 """Asynchronous sends travel in groups; each future ends as if its message had gone alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Asynchronous sends are handed over without a lock: none is lost, overtaken or left waiting."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

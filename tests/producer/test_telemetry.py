@@ -1,7 +1,5 @@
 """Metrics and trace context, judged by OpenTelemetry's own reader and propagator."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

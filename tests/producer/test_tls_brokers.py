@@ -3,8 +3,6 @@
 The name server's certificate is good, so that the failure is the brokers' alone.
 """
 
-from __future__ import annotations
-
 import shutil
 import ssl
 

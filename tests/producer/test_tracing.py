@@ -1,7 +1,5 @@
 """Message traces: in the dashboards' form, sent apart, and never in the way of a send."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.message import Message

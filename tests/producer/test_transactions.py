@@ -1,7 +1,5 @@
 """Transactions: half message, local transaction, commit and rollback, check-backs."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -3,8 +3,6 @@
 They may take locks, block, send and close. Each script runs in a process of its own, because its
 defect is to hang."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

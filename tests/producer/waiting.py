@@ -1,7 +1,5 @@
 """Waits for the work of another thread, or holds the producer's thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

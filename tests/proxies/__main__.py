@@ -7,8 +7,6 @@
 Exit code 1: a row is missing, doubled, or a dead letter.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Two proxies; the one in use is slow for a while, and killed later, while a producer sends."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The run of a lane behind a proxy, and the judgement of what Java's client reads."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import dataclass

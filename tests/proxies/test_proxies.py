@@ -4,8 +4,6 @@ A proxy on a busy machine loses answers of a broker that takes more than 3 s, so
 doubled or without an outcome: these tests allow that, and the command does not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The state of a broker in a fault table, from the table's view."""
 
-from __future__ import annotations
-
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.routing.fault import FAILING, FaultTable, entry_name
 

@@ -1,7 +1,5 @@
 """The option `addressMap`: brokers' addresses as this client reaches them."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import ConnectError, OptionError, RequestTimeoutError

@@ -1,7 +1,5 @@
 """The order of a route's brokers, fair shares among equals, and what load changes."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

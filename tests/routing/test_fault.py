@@ -1,7 +1,5 @@
 """The fault table by a clock of the test's own: both generations' tables, isolation, probes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ The golden lines were printed by the JDK's String.hashCode and Guava 32's Hashin
 LongMath.mod.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

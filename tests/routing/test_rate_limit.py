@@ -1,7 +1,5 @@
 """The token bucket and the window of a busy broker, by a clock of the test's own."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

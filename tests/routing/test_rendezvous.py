@@ -1,7 +1,5 @@
 """Rendezvous and jump hashing: only the keys that must move do."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From a response code and remark to an outcome and an error."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

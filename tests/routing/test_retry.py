@@ -1,7 +1,5 @@
 """The retry table, for every error class, ordering and position in the budget."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

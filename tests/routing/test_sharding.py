@@ -1,7 +1,5 @@
 """The queue of a sharding key."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """TopicPublishInfo: the writable queues of a route."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 

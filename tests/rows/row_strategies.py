@@ -1,7 +1,5 @@
 """Rows, good and bad, as plain Python values and as record batches in any of Arrow's forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """The column checks accept a row exactly if its Message can be made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The row contract: resolved on the driver, cast in the tasks; its errors name the way out."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from decimal import Decimal

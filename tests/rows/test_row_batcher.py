@@ -1,7 +1,5 @@
 """Python rows to Arrow: the batcher infers names and types, and the row contract judges them."""
 
-from __future__ import annotations
-
 import calendar
 import datetime as dt
 import decimal

@@ -1,7 +1,5 @@
 """Rows sorted by `order_by`, in memory and over spilled runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

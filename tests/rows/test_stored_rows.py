@@ -1,7 +1,5 @@
 """Answers to pulls as rows: the columns give what decoding one by one gives, errors included."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

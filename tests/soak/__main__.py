@@ -1,7 +1,5 @@
 """`python -m tests.soak`: see the package."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

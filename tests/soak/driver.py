@@ -5,8 +5,6 @@ options}. The driver writes `status.json` every few seconds. When the file `end`
 the streams and writes the ledgers' epochs to `done.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

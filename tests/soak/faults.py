@@ -1,7 +1,5 @@
 """The faults: drawn from a seed, applied to a place and a driver."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

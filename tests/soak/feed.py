@@ -4,8 +4,6 @@ A row's key follows from its number. A key's rows are in one file of `TOGETHER` 
 most that an epoch takes: tasks of an epoch do not wait for each other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

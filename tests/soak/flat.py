@@ -7,8 +7,6 @@ growth is the line's rise over the run, less twice its standard error. It may be
 or the measure's floor if that is more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections import defaultdict

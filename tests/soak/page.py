@@ -1,7 +1,5 @@
 """The soak's part of docs/clusters.md."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

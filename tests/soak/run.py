@@ -1,7 +1,5 @@
 """A soak in progress: threads that feed, look and read, and one fault after the other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

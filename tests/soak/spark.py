@@ -1,7 +1,5 @@
 """Spark in a soak: starts, kills and looks into its driver process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The judges of a soak see the faults that they are there for. The soak itself is a command."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A setting of the shared session, for the length of a test."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

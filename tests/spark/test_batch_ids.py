@@ -1,7 +1,5 @@
 """Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

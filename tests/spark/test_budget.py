@@ -1,7 +1,5 @@
 """The error budget of an epoch, on the driver."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

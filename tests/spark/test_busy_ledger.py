@@ -1,7 +1,5 @@
 """Beside another fold, code that would decide on stale rows refuses; views report the fold."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

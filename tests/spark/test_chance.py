@@ -1,7 +1,5 @@
 """Queries whose rows are computed anew in each run: effectively once cannot know them again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

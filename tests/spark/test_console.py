@@ -1,7 +1,5 @@
 """A program prints what becomes of its queries and writes, by logging."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

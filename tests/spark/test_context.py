@@ -1,7 +1,5 @@
 """The task context, from what Spark gives its workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import MagicMock, call
 

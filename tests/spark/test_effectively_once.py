@@ -1,7 +1,5 @@
 """Effectively once, on a scripted cluster: lost answers, crashes, replays."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -1,8 +1,6 @@
 """The thread that folds a session's ledgers, and that counts the rows which queries gave to tasks.
 The session is a fake: delta-rs folds a local ledger without Java."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

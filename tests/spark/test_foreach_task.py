@@ -1,7 +1,5 @@
 """The foreach lane if Spark hands out rows slowly: `gatherMaxDelayMs` and its thread."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

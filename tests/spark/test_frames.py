@@ -1,7 +1,5 @@
 """Bodies of `bodyFormat=json`: the lanes that pack them, and the lanes that refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

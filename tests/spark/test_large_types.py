@@ -1,7 +1,5 @@
 """Sessions that hand Arrow's large strings and binaries to Python."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lineage of runs, judged by OpenLineage's published JSON schemas, in openlineage/."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """The listener of a session: checks of queries at their start, and folds while they run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Replays whose rows have other ids than before, on real Spark: their doubles are counted."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

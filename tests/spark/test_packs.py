@@ -1,7 +1,5 @@
 """Arrow batches inside foreach, which `RocketSink.stream` hands over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The division of a write's limits, without Spark: the session is a stand-in."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

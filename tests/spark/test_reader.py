@@ -1,7 +1,5 @@
 """The batch reader's options, ranges and rows; tests run the tasks by hand, without Spark."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`register`: its demands on a session, and Spark's answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The preparations before a JVM starts; the Spark tests use the session itself."""
 
-from __future__ import annotations
-
 import locale
 import os
 import re

@@ -1,7 +1,5 @@
 """RocketSink without Spark: options, pickling, and the calls of foreach: open, process, close."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

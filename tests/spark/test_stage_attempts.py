@@ -1,7 +1,5 @@
 """A stage that Spark runs again: its tasks do not know it, so the driver counts their rows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

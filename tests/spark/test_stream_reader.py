@@ -1,7 +1,5 @@
 """The streaming reader: offsets, limits, queues that come and go; first by hand, then by Spark."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Streams that keep state before the sink: joins, duplicates, late rows, state of a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

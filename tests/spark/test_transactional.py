@@ -1,7 +1,5 @@
 """`delivery=transactional` on a scripted cluster: half messages, their commits, lost answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import subprocess

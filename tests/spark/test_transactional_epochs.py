@@ -4,8 +4,6 @@ All tests share a ledger, because making one takes most of a short test's time; 
 own query.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import uuid

@@ -1,7 +1,5 @@
 """Two writes in one function of a stream: each is sent, and each has its own accounts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

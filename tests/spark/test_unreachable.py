@@ -1,7 +1,5 @@
 """A name server that nobody can reach is one error on the driver, before any task runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Wrong calls of a sink in a session, each answered by what was meant; and queries of others."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

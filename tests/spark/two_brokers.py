@@ -1,7 +1,5 @@
 """A topic of two queues on each of two scripted brokers, and its messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -6,8 +6,6 @@ python -m tests.stores --short          the form for CI: prints its results
 python -m tests.stores --page           only the table, from the stored results
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -3,8 +3,6 @@
 Each case returns figures and the promises that were broken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The server holds the first writer of a version until a second one writes the sam
 seen that the version is free. delta-rs, which takes no part, reads the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

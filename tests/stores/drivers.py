@@ -5,8 +5,6 @@
 A driver prints "ready" when it has opened the table, and begins at a line on standard input.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

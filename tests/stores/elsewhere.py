@@ -6,8 +6,6 @@ The environment names the store. Spark takes no part: its file systems of Azure 
 reach emulators.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,8 +6,6 @@ registry; the source distribution of pydoop contains its sources. All are made o
 cache.
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

@@ -4,8 +4,6 @@ The tasks use the store as a task's own modules do: the note of the start, the s
 driver's notes. Spark folds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final

@@ -4,8 +4,6 @@ moto checks for an object and stores the new object in two steps, in a thread pe
 both at once, so the server lets one write through at a time.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ hadoop-aws names one jar with all services of Amazon (`bundle`). Instead, S3A ta
 of the same SDK, some megabytes together; Spark has the Netty that they need.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

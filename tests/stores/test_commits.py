@@ -1,7 +1,5 @@
 """Commits of delta-rs to a ledger on an S3 API, without Spark."""
 
-from __future__ import annotations
-
 import dataclasses
 import uuid
 from collections import Counter

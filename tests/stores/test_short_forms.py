@@ -3,8 +3,6 @@
 The long form is a command: `python -m tests.stores`.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

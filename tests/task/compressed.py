@@ -7,8 +7,6 @@ Each round sends the same rows by all kinds in turn. Printed are medians of the 
 plain batches, without the first round. Disk bytes are the growth of the commit logs' offsets.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ Routes that workers share may be some milliseconds old: the task would not see a
 test has just made.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A send engine that stores messages in lists and fails as scripted."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any

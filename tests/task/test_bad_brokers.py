@@ -1,7 +1,5 @@
 """A task sends nothing to a bad broker while it has a better one: batches, groups, moved keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ids by content: the same rows get the same ids again, equal rows get different ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

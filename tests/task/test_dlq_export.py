@@ -1,7 +1,5 @@
 """Consumers' dead letters on their way into the spool of a ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

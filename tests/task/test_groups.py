@@ -3,8 +3,6 @@
 The brokers' stores show who has which message, by client id and body.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

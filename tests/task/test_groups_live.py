@@ -1,7 +1,5 @@
 """Groups of single messages at real brokers, read by the official Java client."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ledger announces the messages of a killed task attempt: the next attempt sends them again."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The option deadLetterTopic: its messages, and its errors, which do not fail the task."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lite topics of the Spark lanes, as the lite consumers of RocketMQ's gRPC client read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

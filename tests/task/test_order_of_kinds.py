@@ -1,7 +1,5 @@
 """Order per key if rows of a key cannot share a request, or have no route for a while."""
 
-from __future__ import annotations
-
 import time
 
 import pyarrow as pa

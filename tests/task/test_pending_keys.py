@@ -1,7 +1,5 @@
 """onPendingKey: a key's later epochs wait for the backfill of its dead letters, or pass them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The notes of a query's queues: who shares one, and when it goes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ledger rows that a task's recorder makes."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Strict order on a static topic: keys keep their queues while these move between brokers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

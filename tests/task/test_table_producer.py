@@ -1,7 +1,5 @@
 """TableProducer: every row is stored or returned, with the options of the Spark lanes."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Message ids that a task's next attempt makes again."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces of a sample of a task's requests: sent beside the rows, never in their way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

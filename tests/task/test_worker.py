@@ -1,7 +1,5 @@
 """The task body with the real engine over real sockets, and the real spool; no Spark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

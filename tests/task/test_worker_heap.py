@@ -1,7 +1,5 @@
 """The state that the data source and its tasks leave in PySpark's worker processes."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The scripted cluster does what its script says, seen over plain sockets."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

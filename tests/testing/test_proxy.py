@@ -1,7 +1,5 @@
 """The proxy does to a real broker's connections what scripted brokers do on their own."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

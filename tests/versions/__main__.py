@@ -12,8 +12,6 @@ folder, one for each Python.
 Exit code 1: a case failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib

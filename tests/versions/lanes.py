@@ -6,8 +6,6 @@ Runs in the environment of a platform, into which only rocket-sink was installed
 200 rows to a scripted cluster; the brokers' messages and the ledger's sums have to agree with them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

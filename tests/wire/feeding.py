@@ -1,7 +1,5 @@
 """Ways for bytes to arrive: every decode case must mean the same in each of them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Signatures, against Java's constants and precomputed values."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

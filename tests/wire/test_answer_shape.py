@@ -1,7 +1,5 @@
 """The quick reader, which expects the shape of the last answer, agrees with the general one."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Batch bodies: Java's bytes, Java's rules and our own."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

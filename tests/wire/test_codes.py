@@ -1,7 +1,5 @@
 """Numbers that are computed, or easy to mistype."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import pytest

@@ -1,7 +1,5 @@
 """From columns to batch bodies: the bytes, the groups, the cuts."""
 
-from __future__ import annotations
-
 import struct
 from itertools import zip_longest
 

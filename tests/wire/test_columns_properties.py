@@ -1,7 +1,5 @@
 """The property strings of a column equal those of single messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Compression types, and inflation that stops at a limit."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys

@@ -1,7 +1,5 @@
 """The request table: every request leaves it exactly once, whatever the peer and the clock do."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError

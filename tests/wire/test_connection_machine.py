@@ -1,7 +1,5 @@
 """Random users and peers of a connection, compared with a model of a list and a counter."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import settings

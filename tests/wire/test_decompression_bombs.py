@@ -1,7 +1,5 @@
 """The memory of one answer's messages is bounded, however well they are compressed."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Frames in both serialisations, against the cases and constants of Java's tests."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes that are no frame, and frames that are too large, from the peer and from us."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError

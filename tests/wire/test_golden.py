@@ -4,8 +4,6 @@
 failure can be run again (`ROCKET_SINK_GOLDEN_SEED`).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Every byte string gives a value or RemoteProtocolError, never another exception (F77)."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

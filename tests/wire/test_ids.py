@@ -1,7 +1,5 @@
 """The message ids of clients and brokers."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import pytest

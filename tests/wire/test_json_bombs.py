@@ -1,7 +1,5 @@
 """JSON that `json` alone would accept, or refuse with another exception (reliability F77)."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Rules for messages and topics, from Java's tests (Validators, TopicValidator)."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import MessageError

@@ -1,7 +1,5 @@
 """Topic and group names with a namespace."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.message_rules import with_namespace, without_namespace

@@ -1,7 +1,5 @@
 """Properties as text: Java's parser and our stricter writer."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

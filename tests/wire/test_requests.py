@@ -1,7 +1,5 @@
 """Request builders: their header fields have the names and texts of Java's header classes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers: whether a message was stored, and the proof."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, Outcome, RemoteProtocolError

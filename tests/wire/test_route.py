@@ -1,7 +1,5 @@
 """Routes from name servers old and new, honest and hostile."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

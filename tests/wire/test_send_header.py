@@ -1,7 +1,5 @@
 """Heads from a template equal those of the general encoder."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Requests that brokers send to clients."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The frames of a group equal those of single messages, byte by byte."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

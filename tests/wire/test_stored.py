@@ -1,7 +1,5 @@
 """Messages in the form in which brokers store and return them."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 

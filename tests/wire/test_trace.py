@@ -1,7 +1,5 @@
 """Trace lines in the form that the dashboards read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

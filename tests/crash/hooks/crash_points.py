@@ -6,8 +6,6 @@ file, writes its ids to `reached.json`, and waits for `go`, which lets it go on 
 kills a process while it waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`python -m tests.hosts.standalone`: see the package."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

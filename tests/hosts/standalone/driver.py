@@ -6,8 +6,6 @@ thread that begins again after a failure. At the end the report has the errors a
 views of each lane.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The part of docs/clusters.md about standalone clusters, made from the results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A standalone Spark cluster, a name server and two brokers, each on its own host, and faults."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

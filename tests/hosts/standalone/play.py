@@ -1,7 +1,5 @@
 """The cases: a fault while all lanes run, judged by the official Java client and the ledger."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence

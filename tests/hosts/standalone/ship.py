@@ -4,8 +4,6 @@ spark-submit runs `jobs/stream.py` from a driver's host on two workers. Spark's 
 neither the repository nor an installed rocket-sink, only the files that the way brings.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The search for credentials finds them in each encoding."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An expiry beside those who use the ledger: a fold, a report, a backfill, a stream of its rows."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Erasure: not a byte of the contents is left in the folder, and the account stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Retention: old rows are removed, and rows that are still needed stay."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The upkeep of a ledger: merged files, checkpoints, a short log; appends must not notice."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt

@@ -1,7 +1,5 @@
 """File systems without hard links are refused before rows are sent, and before each commit."""
 
-from __future__ import annotations
-
 import datetime as dt
 import errno
 import os

@@ -1,7 +1,5 @@
 """Dead-letter topics on the scripted cluster: reading and resending."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

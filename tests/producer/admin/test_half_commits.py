@@ -1,7 +1,5 @@
 """Half messages are committed in groups; a message that a broker refuses is reported by itself."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Readers of brokers whose answers are much larger in memory than on the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Look-ups of many messages by id, over all brokers."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import DeliveryError

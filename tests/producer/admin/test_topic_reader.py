@@ -1,7 +1,5 @@
 """Reading back what was acknowledged a moment ago."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 The send modes run on both generations, because each of them refuses other mistakes in a signature.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

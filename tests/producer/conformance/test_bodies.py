@@ -4,8 +4,6 @@ Java's consumer skips a message that it cannot inflate, and the messages behind 
 answer, without an error: only Java's own reading shows that none is lost.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re

@@ -4,8 +4,6 @@ If a message is wrong before any byte is sent, Java calls the callback, and we r
 both, and neither of them twice.
 """
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -4,8 +4,6 @@ A broker notes from time to time up to where it has read delayed messages, and h
 level. After a kill it goes on from its last note, so it delivers some messages twice, under the
 same id. Here it makes no note, so it delivers nearly all twice."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The live cases on brokers with ACL and TLS, and on 4.9.7."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

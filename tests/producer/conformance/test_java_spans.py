@@ -3,8 +3,6 @@
 Ivy fetches the agent's jar into the cache of the cluster's jars, once.
 """
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any

@@ -1,7 +1,5 @@
 """Java's integration tests on real brokers, by their numbers in the conformance list."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import InvalidQueueError, MessageError, Outcome

@@ -1,7 +1,5 @@
 """The producer on real brokers: every mode, a freeze, a kill; two clients read it all back."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 import time

@@ -1,7 +1,5 @@
 """The producer's modes on real brokers, read back here and by RocketMQ's admin tool."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Numeric sharding keys go to the queues that the official Java producer chooses."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

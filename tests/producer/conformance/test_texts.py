@@ -1,7 +1,5 @@
 """Texts of tags, keys and properties: those that the official Java client accepts and carries."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

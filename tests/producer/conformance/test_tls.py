@@ -1,7 +1,5 @@
 """C66 on real brokers: Netty's side of the handshake, with client certificates and without."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

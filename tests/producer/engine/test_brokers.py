@@ -1,7 +1,5 @@
 """The ranks that an engine gives to brokers, and the rankings that it keeps."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

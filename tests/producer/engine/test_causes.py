@@ -1,7 +1,5 @@
 """A broker that is bad for a lesser cause gets all requests: each pair of causes, in each mode."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Groups for which a broker has room in part: the part is sent before others can take the room."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Messages stored with less durability than asked for, and brokers that hold back their answers."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Freezes, kills, cuts, windows, order: the engine's work while something is wrong."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The engine's work beside sending, on clocks of the test: idle connections, probes, old routes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

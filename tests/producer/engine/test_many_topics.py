@@ -1,7 +1,5 @@
 """A program may send to ever new topics: the memory that they take has a bound."""
 
-from __future__ import annotations
-
 import pytest
 
 from rocket_sink.errors import Outcome

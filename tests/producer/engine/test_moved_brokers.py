@@ -1,7 +1,5 @@
 """The brokers of the known route are gone: moved, away for a while, or replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Name servers that know different things: one has restarted, or has another cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The five outcomes, and the next attempt after each error."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

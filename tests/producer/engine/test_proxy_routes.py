@@ -1,7 +1,5 @@
 """Routes behind a proxy, which knows no GET_BROKER_CLUSTER_INFO: missing and deleted topics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -2,8 +2,6 @@
 (AbstractRemotingActivity.writeResponse, and Netty's default high-water mark).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages without keys, and topics that want keys: brokers are asked before a batch goes there."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable

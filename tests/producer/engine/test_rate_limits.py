@@ -1,7 +1,5 @@
 """Rate limits and busy brokers, through engine and producer, on the scripted cluster."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

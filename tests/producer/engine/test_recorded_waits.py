@@ -1,7 +1,5 @@
 """Waits in which no broker was asked are on record: with the attempts they make up all the time."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The place of the next attempt if only the failure itself speaks against a broker."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The mapped store: shared by processes, and safe against writers that die half-way."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Requests with ids to verify: after an unknown outcome the engine asks the broker first."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

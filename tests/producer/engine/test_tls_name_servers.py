@@ -1,7 +1,5 @@
 """Name servers with untrusted certificates: an error after one attempt for each address."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl

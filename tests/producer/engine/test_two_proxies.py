@@ -4,8 +4,6 @@ The name server of each has routes in which every broker has the proxy's address
 behind one switch, because a proxy is one process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Waiting attempts: each is in one place, leaves it once, and keeps its order."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable

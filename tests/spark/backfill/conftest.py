@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from tests.clusters import scripted_cluster
 
 cluster = scripted_cluster(t=4)

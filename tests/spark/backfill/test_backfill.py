@@ -1,7 +1,5 @@
 """The driver side of a backfill: letters, tables, filters, tries, parking; a scripted cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import io

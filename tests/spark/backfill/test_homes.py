@@ -1,7 +1,5 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

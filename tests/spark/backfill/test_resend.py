@@ -1,7 +1,5 @@
 """The task side of a backfill, on the scripted cluster: no Spark, no Java."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
