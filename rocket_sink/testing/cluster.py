@@ -111,6 +111,36 @@ class FakeCluster:
         """Register brokers (by default all) again, with their topics."""
         self._registered |= set(names or (broker.name for broker in self.brokers))
 
+    def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
+        """Apply a behaviour to the next `times` sends to each broker (None: to all sends)."""
+        for broker in self.brokers:
+            broker.on_send(behaviour, times=times, chance=chance)
+
+    def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """Apply a behaviour to the next `times` requests of this code to each broker."""
+        for broker in self.brokers:
+            broker.on(code, behaviour, times=times)
+
+    def behave(self) -> None:
+        """Remove all behaviours of all brokers."""
+        for broker in self.brokers:
+            broker.behave()
+
+    def freeze(self) -> None:
+        """Freeze all brokers (`FakeBroker.freeze`)."""
+        for broker in self.brokers:
+            broker.freeze()
+
+    def kill(self) -> None:
+        """Kill all brokers (`FakeBroker.kill`)."""
+        for broker in self.brokers:
+            broker.kill()
+
+    def check_transactions(self) -> None:
+        """Let all brokers ask for the state of their half messages."""
+        for broker in self.brokers:
+            broker.check_transactions()
+
     def messages(self, topic: str) -> list[StoredMessage]:
         """Return a topic's stored messages, broker by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
@@ -119,8 +149,7 @@ class FakeCluster:
         """Stop the thread and close every socket. Idempotent."""
         if not self._loop.is_running:
             return
-        for broker in self.brokers:
-            broker.kill()
+        self.kill()
         self._loop.call(self._port.close)
         self._loop.stop()
 

@@ -97,8 +97,7 @@ def test_replay_sends_a_refused_request_again(
 def test_a_failed_send_is_counted_with_its_cause(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=1)
+    cluster.on_send(Answer(13, "illegal"), times=1)
     figures = run(capsys, cluster.name_server, mode="sync", messages=10)
     assert figures["ok"] + figures["failed"] == 10
     assert figures["failed"] == sum(figures["causes"].values()) > 0

@@ -103,8 +103,7 @@ def test_a_broker_that_lacks_the_topic_gets_its_type(cluster: FakeCluster) -> No
 
 def test_a_broker_that_keeps_no_types_is_named(cluster: FakeCluster) -> None:
     cluster.create_topic("t")
-    for broker in cluster.brokers:
-        broker.on(RequestCode.GET_TOPIC_CONFIG, Answer(3, "not supported"), times=None)
+    cluster.on(RequestCode.GET_TOPIC_CONFIG, Answer(3, "not supported"), times=None)
     done = run_command("topic", "create", "t", "--type", "fifo", "-n", cluster.name_server)
     assert done.code == 1 and "broker-a, broker-b keeps no type" in done.err
 

@@ -73,8 +73,7 @@ def test_the_replay_lets_the_keys_go(spark: Any, cluster: FakeCluster, tmp_path:
     [note] = pending.iterdir()
     assert "~0~" in note.name, "of epoch 0, which nobody has confirmed"
 
-    for broker in cluster.brokers:
-        broker.behave()
+    cluster.behave()
     rows(tmp_path, "second")
     play(spark, cluster.name_server, str(tmp_path))
     assert list(pending.iterdir()) == []

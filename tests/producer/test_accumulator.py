@@ -107,8 +107,7 @@ def test_a_callback_that_raises_stops_no_other(cluster, make):
 
 
 def test_a_refused_batch_is_sent_singly_and_failures_reach_every_future(cluster, make):
-    for broker in cluster.brokers:
-        broker.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
+    cluster.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
     ends = []
     producer = make()
     futures = [
@@ -117,8 +116,7 @@ def test_a_refused_batch_is_sent_singly_and_failures_reach_every_future(cluster,
     ]
     ids = {future.result(5).message_id for future in futures}
     assert ids == {m.message_id for m in cluster.messages("orders")} and len(ids) == 5
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     failed = [producer.send_async(Message("orders", b"x")) for _ in range(3)]
     for future in failed:
         with pytest.raises(RejectedError):

@@ -75,8 +75,7 @@ def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer,
 
 def test_the_end_of_a_transaction_goes_again_too(cluster, make_producer):
     vault = Vault(Credentials("old", "s1"), Credentials("new", "s2"))
-    for broker in cluster.brokers:
-        broker.on(RequestCode.END_TRANSACTION, REFUSED, times=1)
+    cluster.on(RequestCode.END_TRANSACTION, REFUSED, times=1)
     result = make_producer(credentials=vault).send_in_transaction(
         Message("orders", b"x"), lambda message, arg: COMMIT
     )

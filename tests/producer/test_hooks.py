@@ -70,8 +70,7 @@ def test_hooks_are_called_in_every_mode(hooked, cluster):
 
 def test_hooks_get_failures(hooked, cluster):
     producer, hook = hooked
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     with pytest.raises(RejectedError) as failure:
         producer.send(Message("orders", b"x"))
     assert hook.after[0].error is failure.value and hook.after[0].result is None

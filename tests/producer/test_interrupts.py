@@ -190,8 +190,7 @@ def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with
 ):
     producer = make_producer(sendMsgTimeout=60_000, retryTimesWhenSendFailed=0)
     producer.send_async(Message("orders", b"x")).result(30)
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection(), times=1)
+    cluster.on_send(CloseConnection(), times=1)
     failed, calls = ResponseHandler.handle_failure, []
 
     def third_is_broken(*given, **more):

@@ -54,8 +54,7 @@ def test_a_check_for_the_group_is_answered(cluster, producer):
     messages = []
     producer.on_transaction_check = lambda message: messages.append(message) or COMMIT
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: None)
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: cluster.messages("ns%orders"))
     assert messages[0].properties["PGROUP"] == "ns%g"
     assert cluster.messages("ns%orders")[0].message_id == result.transaction_id

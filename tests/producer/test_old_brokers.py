@@ -108,8 +108,7 @@ def test_a_restarted_broker_is_asked_anew(cluster, make_producer):
 def test_an_older_broker_at_the_same_address_is_known(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=3000)
     producer.send(Message("orders", b"x", delay_ms=1000))
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     age(*cluster.brokers)
     for broker in cluster.brokers:
         broker.restart()
@@ -123,8 +122,7 @@ def test_a_silent_broker_leaves_nothing_unknown(cluster, make_producer):
     """The outcome of the heartbeat alone is unknown: the message was never sent."""
     producer = make_producer(sendMsgTimeout=700)
     producer.fetch_publish_message_queues("orders")
-    for broker in cluster.brokers:
-        broker.freeze()
+    cluster.freeze()
     for send in (producer.send, producer.send_oneway):
         began = time.monotonic()
         with pytest.raises(NotSentError):

@@ -79,8 +79,7 @@ def test_no_compression(cluster, make_producer):
 
 def test_retry_response_codes(cluster, make_engine):
     engine = make_engine(retryResponseCodes="14,1")
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "busy"))
+    cluster.on_send(Answer(2, "busy"))
     completion = send(engine)
     assert isinstance(completion.error, BrokerBusyError) and len(completion.attempts) == 1
 
@@ -89,8 +88,7 @@ def test_longest_single_attempt(cluster, make_engine):
     share_ms = 60_000
     engine = make_engine(sendMsgTimeout=3 * share_ms, sendMsgMaxTimeoutPerRequest=100)
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(Drop(stores=False))
+    cluster.on_send(Drop(stores=False))
     first, *_, last = send(engine).attempts
     assert first.error_code == RequestTimeoutError.code and last.outcome.delivered
     assert first.rtt_ms < share_ms / 2

@@ -142,8 +142,7 @@ for number in range(10):
 @pytest.mark.parametrize("answer", [Answer(13, "illegal"), Drop()])
 def test_one_line_counts_what_was_not_delivered(cluster, run, answer):
     """A silent broker delays the end no longer than the sends' own deadlines."""
-    for broker in cluster.brokers:
-        broker.on_send(answer, times=None)
+    cluster.on_send(answer, times=None)
     ended = run("""
 p = Producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=0)
 work(p)
@@ -166,8 +165,7 @@ assert time.monotonic() - began < 30
     ],
 )
 def test_failures_before_the_end_count_unless_somebody_knows_them(cluster, run, look, lines):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     ended = run(f"""
 import concurrent.futures
 seen, callback = threading.Event(), None
@@ -204,8 +202,7 @@ os._exit(0)
 
 def test_an_exit_without_clean_up_waits_for_nothing(cluster, run):
     """PySpark's workers end in this way."""
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
     began_s = time.monotonic()
     assert run("work(p); os._exit(7)").returncode == 7
     assert time.monotonic() - began_s < 50  # The sends' deadlines are 60 s away.

@@ -88,8 +88,7 @@ def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, m
     producer = make_producer(heartbeatBrokerInterval=100)
     getattr(producer, mode)(Message("orders", b"x"))
     until(lambda: heartbeats(cluster) >= 2)
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     peek = producer._session.engine.client.peek
     until(lambda: not any(peek(broker.address) for broker in cluster.brokers))
     time.sleep(0.2)  # An interval passes.
@@ -163,8 +162,7 @@ def test_async_futures_and_callbacks(cluster, make_producer):
 
 
 def test_async_failures_reach_the_future(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     ends = []
     future = make_producer().send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     with pytest.raises(RejectedError):
@@ -231,8 +229,7 @@ def test_a_raising_callback_affects_no_other_send(cluster, make_producer, caplog
 def test_async_blocks_at_the_window_and_then_raises(cluster, make_producer):
     producer = make_producer(maxInFlight=3, sendMsgTimeout=60_000)
     producer.send(Message("orders", b"warm"))
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
     for _ in range(3):
         producer.send_async(Message("orders", b"x"))
     with pytest.raises(WindowFullError, match="backPressure"):
@@ -242,8 +239,7 @@ def test_async_blocks_at_the_window_and_then_raises(cluster, make_producer):
 def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=500)
     producer.send_oneway(Message("orders", b"one"))
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     # The kernel may take a frame for the dead connection, or refuse it; it does neither twice.
     with pytest.raises(ConnectError):
         for _ in range(4):
@@ -486,8 +482,7 @@ def test_closed_is_closed(cluster, make_producer):
 def test_close_waits_for_what_is_in_flight(cluster, make_producer):
     producer = make_producer()
     producer.send(Message("orders", b"warm"))
-    for broker in cluster.brokers:
-        broker.on_send(Delay(200), times=None)
+    cluster.on_send(Delay(200), times=None)
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
     producer.close(5)
     assert all(f.done() and f.result().outcome is Outcome.ACKED for f in futures)
@@ -496,8 +491,7 @@ def test_close_waits_for_what_is_in_flight(cluster, make_producer):
 def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=30_000)
     producer.send(Message("orders", b"warm"))
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
     producer.close(0.3)
     for future in futures:
@@ -538,8 +532,7 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
         "User:canary-user is not found, canary-secret, canary-token, signature of accessKey "
         "canary-user"
     )
-    for broker in cluster.brokers:
-        broker.on_send(Answer(16, remark), times=None)
+    cluster.on_send(Answer(16, remark), times=None)
     names = ("accessKey", "secretKey", "securityToken")
     values = ("canary-user", "canary-secret", "canary-token")
     keys = dict(zip(names, values, strict=True))
@@ -560,8 +553,7 @@ def test_missing_secret_file_is_an_option_error(cluster):
 
 
 def test_errors_survive_pickling(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     with pytest.raises(RejectedError) as caught:
         make_producer().send(Message("orders", b"x"))
     copy = pickle.loads(pickle.dumps(caught.value))

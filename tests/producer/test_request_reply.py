@@ -161,8 +161,7 @@ def received(client_id):
 def test_a_requester_that_is_gone_is_no_brokers_fault(cluster, producer, remark, error, asked):
     """The remarks are those of ReplyMessageProcessor.pushReplyMessage."""
     cluster.create_topic("FakeCluster_REPLY_TOPIC", 1)
-    for broker in cluster.brokers:
-        broker.on_send(Answer(ResponseCode.SYSTEM_ERROR, remark), times=None)
+    cluster.on_send(Answer(ResponseCode.SYSTEM_ERROR, remark), times=None)
     with pytest.raises(error):
         producer.reply(received("10.0.0.1@7"), b"pong")
     code = RequestCode.SEND_REPLY_MESSAGE_V2

@@ -102,8 +102,7 @@ def test_old_brokers_are_not_sent_timers_in_groups(cluster, make_producer, group
 def test_what_is_not_plain_success_leaves_its_group(cluster, make_producer, groups, fault):
     # The end of a connection ends all that it has in flight: three would use up all attempts.
     times = 1 if fault in ("cut", "closed") else 4
-    for broker in cluster.brokers:
-        broker.on_send(FAULTS[fault], times=times, chance=0.1)
+    cluster.on_send(FAULTS[fault], times=times, chance=0.1)
     futures = burst(make_producer(sendMsgTimeout=LONG_MS))
     results = [future.result(60) for future in futures]
     copies = Counter(message.body for message in cluster.messages("orders"))
@@ -118,8 +117,7 @@ def test_what_is_not_plain_success_leaves_its_group(cluster, make_producer, grou
 
 
 def test_one_without_an_answer_keeps_no_other_waiting(cluster, make_producer, groups):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=1)
+    cluster.on_send(Drop(), times=1)
     futures = burst(make_producer(sendMsgTimeout=3_600_000))
     assert len(open_ones(futures)) == 2 and max(groups) > 50
 
@@ -149,8 +147,7 @@ def test_the_window_bounds_groups(cluster, make_producer, groups):
 
 
 def test_places_are_given_back_with_each_answer(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=1)
+    cluster.on_send(Drop(), times=1)
     producer = make_producer(sendMsgTimeout=3_600_000)
     futures = burst(producer)
     pending = open_ones(futures)
@@ -194,8 +191,7 @@ def test_a_group_whose_broker_is_down_goes_to_another_one(cluster, make_producer
 def test_a_group_that_was_not_sent_fails_as_a_whole(cluster, make_producer, groups):
     producer = make_producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=1)
     producer.send(message(0))
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     errors = [future.exception(60) for future in burst(producer)]
     assert all(isinstance(error, ConnectError) and error.attempts for error in errors)
     assert len(set(map(id, errors))) == COUNT and max(groups) > 100
@@ -228,8 +224,7 @@ def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
 
 
 def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):
-    for broker in cluster.brokers:
-        broker.freeze()
+    cluster.freeze()
     producer = make_producer(sendMsgTimeout=3_600_000)
     futures = burst(producer)
     producer.close(0.3)

@@ -78,8 +78,7 @@ def test_small_messages_do_not_starve_a_large_one(cluster, make_producer):
         while not over.is_set():
             futures.append(producer.send_async(Message("orders", b"x" * 3000)))
 
-    for broker in cluster.brokers:
-        broker.on_send(Delay(20), times=None)
+    cluster.on_send(Delay(20), times=None)
     thread = threading.Thread(target=send_always)
     thread.start()
     try:
@@ -109,8 +108,7 @@ def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
 
 
 def test_without_room_before_the_deadline(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=10_000)
+    cluster.on_send(Drop(), times=10_000)
     producer = make_producer(maxInFlight=2, sendMsgTimeout=60_000)
     for _ in range(2):
         producer.send_async(Message("orders", b"x"))
@@ -129,8 +127,7 @@ def test_the_time_before_the_engine_takes_it_counts(make_engine):
 
 
 def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=10_000)
+    cluster.on_send(Drop(), times=10_000)
     producer = make_producer(maxInFlight=8, sendMsgTimeout=60_000)
     started = threading.Event()
     futures, refused = [], []

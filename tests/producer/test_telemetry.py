@@ -118,8 +118,7 @@ def test_each_way_to_send_is_measured(reader: InMemoryMetricReader, cluster: Fak
 def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
     reader: InMemoryMetricReader, cluster: FakeCluster
 ) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "no"), times=1)
+    cluster.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "no"), times=1)
     with Producer(nameServer=cluster.name_server, createTopic="") as producer:
         with pytest.raises(RejectedError):
             producer.send(Message("orders", b"x"))
@@ -216,8 +215,7 @@ def test_failures_without_an_attempt_are_measured(
     )
     with Producer(options) as producer:
         producer.send(message)
-        for broker in cluster.brokers:
-            broker.freeze()
+        cluster.freeze()
         producer.send_async(message, timeout_ms=30_000)
         with pytest.raises(WindowFullError):
             producer.send_async(message)

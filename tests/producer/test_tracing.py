@@ -86,12 +86,10 @@ def test_by_time_to_a_topic_of_ones_own(cluster, make, monkeypatch):
 def test_a_broker_may_want_no_traces(cluster, make):
     fields = {"msgId": "7F0000010000238F000000000001E240", "queueId": "0", "queueOffset": "0"}
     answer = Answer(0, ext=(*fields.items(), ("TRACE_ON", "false")), stores=True)
-    for broker in cluster.brokers:
-        broker.on_send(answer, times=None)
+    cluster.on_send(answer, times=None)
     producer = make()
     assert not producer.send(Message("orders", b"x")).trace_on
-    for broker in cluster.brokers:
-        broker.behave()
+    cluster.behave()
     result = producer.send(Message("orders", b"x"))
     producer.close()
     assert [trace.message_id for trace in traces(cluster)] == [result.message_id]
@@ -100,12 +98,10 @@ def test_a_broker_may_want_no_traces(cluster, make):
 def test_a_trace_that_fails_fails_nothing_else(cluster, make):
     producer = make(retryTimesWhenSendFailed=0)
     producer.send(Message("orders", b"x"))
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     producer.tracer.run(0.0)
     until(lambda: producer.tracer.dropped)
-    for broker in cluster.brokers:
-        broker.behave()
+    cluster.behave()
     producer.send(Message("orders", b"x"))
     producer.close()
     assert len(traces(cluster)) == 1

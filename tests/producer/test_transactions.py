@@ -93,8 +93,7 @@ def test_an_end_is_sent_whatever_text_an_exception_has(cluster, make_producer, e
 
 
 def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(10), times=None)
+    cluster.on_send(Answer(10), times=None)
     called = []
     result = make_producer().send_in_transaction(
         Message("orders", b"x"), lambda *a: called.append(a)
@@ -108,15 +107,13 @@ def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
                          (CloseConnection(), ConnectionLostError)],
 )  # fmt: skip
 def test_an_end_that_fails_is_reported(cluster, make_producer, behaviour, error):
-    for broker in cluster.brokers:
-        broker.on(RequestCode.END_TRANSACTION, behaviour)
+    cluster.on(RequestCode.END_TRANSACTION, behaviour)
     result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
     assert isinstance(result.end_error, error) and not result.ended
 
 
 def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     called = []
     with pytest.raises(RejectedError):
         make_producer().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
@@ -142,8 +139,7 @@ def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
 
     producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: not halves(cluster))
     assert [m.message_id for m in messages] == [result.transaction_id]
     assert (messages[0].topic, messages[0].body) == ("orders", b"x")
@@ -174,11 +170,9 @@ def test_a_check_that_cannot_be_answered_stops_no_other(cluster, make_producer, 
 
     with monkeypatch.context() as patched:
         patched.setattr(producer._session.transactions, "_answer_check", fail)
-        for broker in cluster.brokers:
-            broker.check_transactions()
+        cluster.check_transactions()
         until(lambda: tried)
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: cluster.messages("orders"))
 
 
@@ -188,8 +182,7 @@ def test_another_process_may_listen(cluster, make_producer):
     other.on_transaction_check = lambda message: COMMIT
     other.listen_for_checks("orders")
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: cluster.messages("orders"))
 
 
@@ -202,8 +195,7 @@ def test_who_only_listens_follows_a_broker_that_moves(cluster, make_producer):
         broker.requests.clear()
         broker.fail_over()
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers), 20.0)
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: cluster.messages("orders"))
 
 
@@ -220,8 +212,7 @@ def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_p
     producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     until(lambda: ends(cluster))
-    for broker in cluster.brokers:
-        broker.check_transactions()
+    cluster.check_transactions()
     until(lambda: len(ends(cluster)) == 2)
     for queue in other.fetch_publish_message_queues("orders"):
         other.send(Message("orders", b"behind the check"), queue=queue)

@@ -141,8 +141,7 @@ def test_callbacks_run_in_the_order_of_completions(make_producer):
 
 @pytest.mark.parametrize("options", [{}, {"autoBatch": "30s"}])
 def test_flush_waits_for_earlier_sends_and_their_callbacks(cluster, make_producer, options):
-    for broker in cluster.brokers:
-        broker.on_send(Delay(100), times=None)
+    cluster.on_send(Delay(100), times=None)
     producer, ends = make_producer(sendMsgTimeout=60_000, **options), []
     for _ in range(20):
         producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))

@@ -128,8 +128,7 @@ def test_a_first_attempt_asks_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
 def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
-    for broker in world.cluster.brokers:
-        broker.on_send(behaviour, times=1)
+    world.cluster.on_send(behaviour, times=1)
     summary = world.run(CTX, **LOST)
     world.check()
     assert summary.acked == ROWS and summary.duplicates_possible == 0
@@ -222,9 +221,8 @@ def _store_in_part(
 
 def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
     """The task does not even send the rows one by one to find the poison row."""
-    for broker in world.cluster.brokers:
-        broker.on_send(Answer(1, "java.lang.Exception", stores=True), times=None)
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+    world.cluster.on_send(Answer(1, "java.lang.Exception", stores=True), times=None)
+    world.cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
     summary = world.run(CTX, storedCheckTimeout=200)
     assert max(world.stored().values()) <= 2
     assert summary.unknown == sum(world.stored().values()) > 0
@@ -232,8 +230,7 @@ def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
 
 
 def test_requests_that_got_lost_are_sent_again(world: World) -> None:
-    for broker in world.cluster.brokers:
-        broker.on_send(Drop(stores=False), times=2)
+    world.cluster.on_send(Drop(stores=False), times=2)
     assert world.run(CTX, **LOST).acked == ROWS
     world.check()
 
@@ -296,8 +293,7 @@ def test_a_replay_asks_the_brokers_of_every_topic(cluster: FakeCluster, tmp_path
 def test_crash_upon_crash(world: World) -> None:
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     for number, crash_after in enumerate((2, 5, 1, 7)):
-        for broker in world.cluster.brokers:
-            broker.on_send(Drop(), times=1)
+        world.cluster.on_send(Drop(), times=1)
         world.run(
             dataclasses.replace(RESTART, run_id=f"x{number}"), cut=50 + number,
             crash_after=crash_after, **LOST,

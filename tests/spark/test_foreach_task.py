@@ -74,8 +74,7 @@ def test_slow_rows_are_stored_while_the_task_goes_on(cluster: FakeCluster, tmp_p
 
 def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: Path) -> None:
     """A retry needs the answer to be read, and so does a row behind another of its key."""
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
+    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
     sink = sink_of(cluster, tmp_path, ordering="strict")
     sink.open(0, 1)
     sink.process(Row(body="1", sharding_key="k"))
@@ -87,8 +86,7 @@ def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: 
 
 
 def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
+    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
     sink = sink_of(cluster, tmp_path, requestMaxMessages=1)
     sink.open(0, 1)
     sink.process(Row(body="1"))

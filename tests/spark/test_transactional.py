@@ -153,8 +153,7 @@ def _heartbeats(world: World) -> list[bytes]:
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
 def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour: Any) -> None:
-    for broker in world.cluster.brokers:
-        broker.on_send(behaviour, times=2)
+    world.cluster.on_send(behaviour, times=2)
     halves = halves_of(world.send(retryTimesWhenSendFailed=20))
     orphans = len(world.open()) - ROWS
     assert orphans > 0 and len(halves) == ROWS and world.summary.duplicates_possible == 0
@@ -187,8 +186,7 @@ def test_a_commit_without_an_answer_doubles_nothing(
     world: World, behaviour: Any, *, ordered: bool
 ) -> None:
     halves = halves_of(world.send(ordering="strict"))
-    for broker in world.cluster.brokers:
-        broker.on(END, behaviour, times=3)
+    world.cluster.on(END, behaviour, times=3)
     # A busy machine may take long for the look-up of the route.
     report = world.commit(halves, ordered=ordered, sendMsgTimeout=1000)
     assert report.committed == ROWS and world.seen() == ALL
@@ -227,8 +225,7 @@ def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_mo
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves = halves_of(world.send(rows=rows_of(400)))
-    for broker in world.cluster.brokers:
-        broker.on(END, Delay(20), times=None)
+    world.cluster.on(END, Delay(20), times=None)
     with ipc.new_file(tmp_path / "halves", halves.schema) as file:
         file.write_table(halves)
     lock_path = str(tmp_path / "lock")

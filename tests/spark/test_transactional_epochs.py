@@ -99,8 +99,7 @@ class Query:
         return {row.epoch: row for row in view_rows(self.ledger.path, select)}
 
     def brokers_ask(self) -> None:
-        for broker in self.cluster.brokers:
-            broker.check_transactions()
+        self.cluster.check_transactions()
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +215,7 @@ def test_a_ledger_that_was_made_anew_has_its_own_answers(
 
 
 def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:
-    for broker in query.cluster.brokers:
-        broker.on(RequestCode.END_TRANSACTION, Answer(2, "busy"), times=None)
+    query.cluster.on(RequestCode.END_TRANSACTION, Answer(2, "busy"), times=None)
     with pytest.raises(DeliveryError, match="transactions settle"):
         query.epoch(0, storedCheckTimeout=300)
     assert not query.seen()
@@ -262,8 +260,7 @@ def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch:
         return direct
 
     # An attempt that its broker refused is no message of the epoch.
-    for broker in query.cluster.brokers:
-        broker.on(RequestCode.SEND_MESSAGE_V2, Answer(1, "not now"), times=1)
+    query.cluster.on(RequestCode.SEND_MESSAGE_V2, Answer(1, "not now"), times=1)
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     decided = read(0)
     assert decided is not None and len(decided.halves) == ROWS and not decided.is_ended

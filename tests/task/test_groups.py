@@ -149,8 +149,7 @@ def test_an_answer_that_does_not_come(cluster: FakeCluster, tmp_path: Path) -> N
 
 def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path: Path) -> None:
     """Answers come out of order, and the connection ends before the last of them."""
-    for broker in cluster.brokers:
-        broker.on_send(Delay(60_000), times=15, chance=0.1)
+    cluster.on_send(Delay(60_000), times=15, chance=0.1)
 
     def reset() -> None:
         until_s = time.monotonic() + 20
@@ -199,8 +198,7 @@ def test_a_broker_goes_while_groups_are_on_their_way(
 
 
 def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=2, chance=0.02)
+    cluster.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=2, chance=0.02)
     total = run_task(options(cluster, tmp_path), CTX, delayed())
     bad = ROWS - sum(copies(cluster).values())
     assert (total.acked, total.dead, total.unknown) == (ROWS - bad, bad, 0)
@@ -263,8 +261,7 @@ def test_what_leaves_a_group_is_not_compressed_again(
         return compress(body, *more)
 
     monkeypatch.setattr(request_factory, "compress_body", counted)
-    for broker in cluster.brokers:
-        broker.on_send(FAULTS["busy"], times=20, chance=0.2)
+    cluster.on_send(FAULTS["busy"], times=20, chance=0.2)
     bodies = [b"%d " % n * (4000 if n % 2 else 4) for n in range(300)]
     total = run_task(options(cluster, tmp_path), CTX, {**delayed(300), "body": bodies})
     assert copies(cluster) == Counter(bodies) and total.attempts == 340

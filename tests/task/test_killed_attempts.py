@@ -48,9 +48,8 @@ def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, order
             "orderWaitMs": "120000", "deliveryTimeoutMs": "120000",
         }  # fmt: skip
         # Some requests of the killed attempt are answered, others are stored without an answer.
-        for broker in cluster.brokers:
-            broker.on_send(Delay(0), times=2)
-            broker.on_send(Drop(), times=None)
+        cluster.on_send(Delay(0), times=2)
+        cluster.on_send(Drop(), times=None)
         killed = multiprocessing.get_context("spawn").Process(
             target=_attempt, args=(options, columns)
         )
@@ -63,8 +62,7 @@ def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, order
         killed.kill()
         killed.join()
         sent_by_killed = len(cluster.messages("t"))
-        for broker in cluster.brokers:
-            broker.behave()
+        cluster.behave()
         again = context(query_id="q", task_attempt_id=20, attempt_number=1)
         summary = run_task(SinkOptions.parse(options), again, columns)
         ids = Counter(message.properties["UNIQ_KEY"] for message in cluster.messages("t"))

@@ -28,8 +28,7 @@ def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **optio
 
 
 def refuse(cluster: FakeCluster, times: int) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "the message is illegal"), times=times)
+    cluster.on_send(Answer(13, "the message is illegal"), times=times)
 
 
 cluster = scripted_cluster(1, t=4)

@@ -117,13 +117,11 @@ def test_rows_that_cannot_be_sent_come_back(
 def test_what_came_back_can_be_sent_again(
     cluster: FakeCluster, make: Callable[..., TableProducer]
 ) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(ResponseCode.NO_PERMISSION), times=1000)
+    cluster.on_send(Answer(ResponseCode.NO_PERMISSION), times=1000)
     producer = make(deliveryTimeoutMs=500)
     first = producer.send(table(50))
     assert first.summary.dead == 50 and not first.summary.all_delivered
-    for broker in cluster.brokers:
-        broker.behave()
+    cluster.behave()
     second = producer.send(first.dead_letters)
     assert second.summary.acked == 50
     stored = {m.message_id for m in cluster.messages("orders")}
@@ -179,8 +177,7 @@ def test_a_ledger_takes_the_rows_in(
 def test_the_account_of_a_send_that_fails_has_what_was_under_way(
     cluster: FakeCluster, make: Callable[..., TableProducer], tmp_path: Any
 ) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
 
     def source() -> Iterator[pa.RecordBatch]:
         end_s = time.monotonic() + 20

@@ -105,8 +105,7 @@ def test_an_engine_is_used_again(cluster: FakeCluster, pool: ProducerPool, tmp_p
 def test_a_refused_batch_is_parted_and_only_the_poison_row_is_lost(
     cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
 ) -> None:
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "message size exceeded"), times=1)
+    cluster.on_send(Answer(13, "message size exceeded"), times=1)
     summary = send(cluster, tmp_path, pool, count=20, requestMaxMessages=5)
     assert summary.acked == 20 and summary.given_up == 0
     assert len({m.body for m in cluster.messages("t")}) == 20
@@ -123,8 +122,7 @@ def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(
     cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
 ) -> None:
     send(cluster, tmp_path / "warm", pool, count=10)
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     with pytest.raises(DeliveryError, match="no broker took any of 100 rows"):
         send(cluster, tmp_path, pool, count=100, deliveryTimeoutMs=300)
     (account,) = [r for r in spooled(tmp_path) if r["kind"] == "epoch"]
@@ -135,8 +133,7 @@ def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(
 
 
 def test_without_a_ledger_they_fail_the_task(cluster: FakeCluster, pool: ProducerPool) -> None:
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     with pytest.raises(DeliveryError, match="no ledger"):
         send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
 

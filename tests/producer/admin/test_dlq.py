@@ -200,14 +200,12 @@ def test_a_failed_letter_holds_back_its_key(cluster: FakeCluster, run: Run) -> N
     give_up(cluster, 1, __SHARDINGKEY="a")
     give_up(cluster, 2, __SHARDINGKEY="a")
     give_up(cluster, 3)
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "no"), times=None)
+    cluster.on_send(Answer(13, "no"), times=None)
     report = run()
     assert (report.failed, report.held_back, report.resent) == (2, 1, 0)
     assert report.codes == {"MESSAGE_ILLEGAL": 2}
     assert "no" in report.failures[0]["error"]
-    for broker in cluster.brokers:
-        broker.behave()
+    cluster.behave()
     assert run().resent == 3
     assert [m.body for m in cluster.messages("orders") if "__SHARDINGKEY" in m.properties] == [
         b"body 1", b"body 2",

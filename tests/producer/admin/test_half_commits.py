@@ -59,8 +59,7 @@ def committer(engine):
 @pytest.fixture
 def together(cluster):
     """Let the brokers answer after a while, so that the answers come together on a slow machine."""
-    for broker in cluster.brokers:
-        broker.freeze()
+    cluster.freeze()
     timer = threading.Timer(1.5, lambda: [broker.thaw() for broker in cluster.brokers])
     timer.start()
     yield
@@ -75,8 +74,7 @@ def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, toge
 
 
 def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves):
-    for broker in cluster.brokers:
-        broker.on(RequestCode.END_TRANSACTION, CloseConnection(), times=1)
+    cluster.on(RequestCode.END_TRANSACTION, CloseConnection(), times=1)
     report = committer(make_engine(sendMsgTimeout=3000)).commit(halves, doubtful=False)
     assert report.committed == COUNT
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
@@ -85,8 +83,7 @@ def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves):
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])
 def test_those_without_success_are_committed_again(cluster, make_engine, halves, code):
-    for broker in cluster.brokers:
-        broker.on(RequestCode.END_TRANSACTION, Answer(code, "not now"), times=7)
+    cluster.on(RequestCode.END_TRANSACTION, Answer(code, "not now"), times=7)
     report = committer(make_engine()).commit(halves, doubtful=False)
     assert report.committed == COUNT and not report.refused
     stored = sorted(int(message.body) for message in cluster.messages("orders"))

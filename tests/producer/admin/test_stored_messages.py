@@ -49,9 +49,8 @@ def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
 def test_failed_look_ups_are_asked_again(cluster, make_engine):
     engine = make_engine()
     _send(engine, 50)
-    for broker in cluster.brokers:
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(2, "busy"), times=5)
-        broker.on(RequestCode.QUERY_MESSAGE, CloseConnection(), times=1)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(2, "busy"), times=5)
+    cluster.on(RequestCode.QUERY_MESSAGE, CloseConnection(), times=1)
     wanted = [f"ID{i}" for i in range(50)]
     assert StoredMessages(engine, since_ms=0).find("orders", wanted, timed=False) == set(wanted)
 
@@ -59,8 +58,7 @@ def test_failed_look_ups_are_asked_again(cluster, make_engine):
 def test_a_user_who_may_not_look_up_learns_the_right_that_is_missing(cluster, make_engine):
     """The remark is that of AclAuthorizationHandler (5.3.3)."""
     remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
-    for broker in cluster.brokers:
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
     engine = make_engine(storedCheckTimeout=2000)
     with pytest.raises(DeliveryError, match="rights Sub and Get"):
         StoredMessages(engine, since_ms=0).find("orders", ["ID1"], timed=False)

@@ -29,11 +29,6 @@ from rocket_sink.wire.codes import RequestCode, SysFlag
 NOWHERE = "127.0.0.1:1"
 
 
-def on_all(cluster, behaviour, times=None):
-    for broker in cluster.brokers:
-        broker.on_send(behaviour, times=times)
-
-
 def test_c44_an_empty_body():
     with pytest.raises(MessageError, match="message body length is zero") as caught:
         Message("orders", b"")
@@ -71,7 +66,9 @@ def test_c45_no_route(cluster, make_producer):
 
 @pytest.mark.parametrize(("size", "flag"), [(15, 0), (16, SysFlag.COMPRESSED)])
 def test_c46_a_sync_send_and_a_body_at_the_compression_limit(cluster, make_producer, size, flag):
-    on_all(cluster, Answer(0, ext=(("msgId", "123"), ("queueId", "1"), ("queueOffset", "456"))))
+    cluster.on_send(
+        Answer(0, ext=(("msgId", "123"), ("queueId", "1"), ("queueOffset", "456"))), times=None
+    )
     producer = make_producer(compressMsgBodyOverHowmuch=16)
     result = producer.send(Message("orders", bytes(size)))
     assert result.status == "SEND_OK"
@@ -174,14 +171,14 @@ def test_c49_free_places_and_those_in_flight_make_the_limit(limit):
 
 
 def test_c50_a_brokers_error_comes_with_its_remark(cluster, make_producer):
-    on_all(cluster, Answer(1, "Broker is broken."))
+    cluster.on_send(Answer(1, "Broker is broken."), times=None)
     with pytest.raises(BrokerError, match=r"Broker is broken\.") as caught:
         make_producer().send(Message("orders", b"x"))
     assert (caught.value.response_code, caught.value.attempts) == (1, 3)
 
 
 def test_c51_async_passes_the_transports_error(cluster, make_producer):
-    on_all(cluster, Drop(stores=False))
+    cluster.on_send(Drop(stores=False), times=None)
     producer, ends = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0), []
     future = producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     error = future.exception(10)
@@ -193,8 +190,7 @@ def test_c51_async_passes_the_transports_error(cluster, make_producer):
 def test_c51_oneway_raises_the_transports_own_error(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=1000)
     producer.fetch_publish_message_queues("orders")
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     with pytest.raises(NotSentError, match=r"127\.0\.0\.1:"):
         producer.send_oneway(Message("orders", b"x"))
 

@@ -16,8 +16,7 @@ HELD_S = 1.8
 
 
 def every(cluster, behaviour, times=None):
-    for broker in cluster.brokers:
-        broker.on_send(behaviour, times=times)
+    cluster.on_send(behaviour, times=times)
 
 
 @pytest.mark.parametrize("mode", ["send", "send_async", "gathered", "send_batch", "transaction"])

@@ -254,8 +254,7 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
 
 
 def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Delay(150), times=None)
+    cluster.on_send(Delay(150), times=None)
     engine = make_engine(maxInFlight=4)
     engine.publish_info("orders")
     for number in range(4):
@@ -275,8 +274,7 @@ def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
 
 
 def test_every_place_in_the_window_is_given_back(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=5)
+    cluster.on_send(Drop(), times=5)
     engine = make_engine(sendMsgTimeout=900)
     for number in range(60):
         engine.submit(request(number))
@@ -286,8 +284,7 @@ def test_every_place_in_the_window_is_given_back(cluster, make_engine):
 
 
 def test_strict_order_has_one_request_in_flight_per_queue(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Delay(5), times=None)
+    cluster.on_send(Delay(5), times=None)
     engine = make_engine()
     engine.publish_info("orders")
     queues = [MessageQueue("orders", b.name, q) for b in cluster.brokers for q in range(2)]

@@ -188,8 +188,7 @@ def test_two_processes_of_one_address_and_number_make_other_ids():
 
 def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, make_engine):
     engine = make_engine()
-    for broker in cluster.brokers:
-        broker.on(RequestCode.HEART_BEAT, Drop(), times=None)
+    cluster.on(RequestCode.HEART_BEAT, Drop(), times=None)
     engine.submit(request())
     engine.drain()
 

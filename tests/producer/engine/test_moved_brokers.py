@@ -55,8 +55,7 @@ def test_bulk_senders_wait_for_brokers_that_are_all_away(
     """If their attempts ran out, the answer would be an error and come no sooner."""
     engine = make_engine(sendMsgTimeout=60_000)
     send(engine)
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     timer = threading.Timer(1.5, lambda: [broker.restart() for broker in cluster.brokers])
     timer.start()
     for number in range(50):
@@ -79,9 +78,8 @@ def test_look_ups_follow_brokers_that_move(cluster: FakeCluster, make_engine: An
 def test_an_inquiry_follows_a_broker_that_moves(cluster: FakeCluster, make_engine: Any) -> None:
     engine = make_engine(storedCheckTimeout=5000, storedCheckDelay=50)
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection())
-        broker.on(RequestCode.QUERY_MESSAGE, CloseConnection())
+    cluster.on_send(CloseConnection())
+    cluster.on(RequestCode.QUERY_MESSAGE, CloseConnection())
     engine.submit(request(1, verify_ids=("ID1",)))
     until_s = engine.clock() + 10
     while not any(RequestCode.QUERY_MESSAGE in _codes(b) for b in cluster.brokers):

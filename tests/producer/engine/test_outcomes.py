@@ -48,8 +48,7 @@ def test_the_record_of_a_batch_keeps_the_first_offset_id_only(make_engine):
 
 
 def test_degraded_is_delivered_and_not_sent_again(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(10, "flush disk timeout"), times=None)
+    cluster.on_send(Answer(10, "flush disk timeout"), times=None)
     completion = send(make_engine())
     assert completion.outcome is Outcome.ACKED_DEGRADED
     assert completion.result.status == "FLUSH_DISK_TIMEOUT"
@@ -57,8 +56,7 @@ def test_degraded_is_delivered_and_not_sent_again(cluster, make_engine):
 
 
 def test_degraded_is_sent_again_if_wanted_and_the_first_result_stands(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(10, ""), times=1)
+    cluster.on_send(Answer(10, ""), times=1)
     completion = send(make_engine(onDegraded="retry"))
     assert completion.outcome is Outcome.ACKED
     assert completion.maybe_duplicate
@@ -66,8 +64,7 @@ def test_degraded_is_sent_again_if_wanted_and_the_first_result_stands(cluster, m
 
 
 def test_rejected_at_once_by_all(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "the message is illegal"), times=None)
+    cluster.on_send(Answer(13, "the message is illegal"), times=None)
     completion = send(make_engine())
     assert completion.outcome is Outcome.REJECTED
     assert isinstance(completion.error, MessageIllegalError)
@@ -78,8 +75,7 @@ def test_rejected_at_once_by_all(cluster, make_engine):
 def test_not_sent_when_refused(cluster, make_engine):
     engine = make_engine(sendMsgTimeout=600)
     send(engine)
-    for broker in cluster.brokers:
-        broker.kill()
+    cluster.kill()
     completion = send(engine)
     assert completion.outcome is Outcome.NOT_SENT
     assert not completion.maybe_duplicate
@@ -88,8 +84,7 @@ def test_not_sent_when_refused(cluster, make_engine):
 
 
 def test_unknown_when_the_connection_ends_after_the_frame(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection(), times=None)
+    cluster.on_send(CloseConnection(), times=None)
     completion = send(make_engine())
     assert completion.outcome is Outcome.UNKNOWN
     assert completion.maybe_duplicate
@@ -112,8 +107,7 @@ def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engin
 def test_unknown_then_acked_is_marked(cluster, make_engine):
     engine = make_engine()
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection(stores=True), times=None)
+    cluster.on_send(CloseConnection(stores=True), times=None)
     cluster.brokers[1].behave()
     completions = [send(engine, n) for n in range(8)]
     assert all(c.outcome is Outcome.ACKED for c in completions)
@@ -125,8 +119,7 @@ def test_unknown_then_acked_is_marked(cluster, make_engine):
 
 
 def test_an_answer_without_proof_is_unknown(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(IncompleteAnswer(), times=None)
+    cluster.on_send(IncompleteAnswer(), times=None)
     completion = send(make_engine())
     assert completion.outcome is Outcome.UNKNOWN
     assert completion.error.code == "INVALID_ANSWER"
@@ -136,17 +129,15 @@ def test_unknown_wins_over_what_follows(cluster, make_engine):
     """The first attempt is unknown, then the broker is gone: the outcome must not be NOT_SENT."""
     engine = make_engine(sendMsgTimeout=900)
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection(), times=1)
-        broker.on_send(Answer(2, "busy"), times=None)
+    cluster.on_send(CloseConnection(), times=1)
+    cluster.on_send(Answer(2, "busy"), times=None)
     completion = send(engine)
     assert completion.outcome is Outcome.UNKNOWN
     assert [a.outcome for a in completion.attempts][-1] is Outcome.REJECTED
 
 
 def test_attempts_share_one_deadline(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.freeze()
+    cluster.freeze()
     engine = make_engine(sendMsgTimeout=3000)
     started = engine.clock()
     completion = send(engine)
@@ -182,8 +173,7 @@ def test_a_given_queue_is_kept(cluster, make_engine):
 
 
 def test_busy_backs_off(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=None)
+    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=None)
     engine = make_engine(retryBackoffMs=100)
     started = engine.clock()
     completion = send(engine)
@@ -192,15 +182,13 @@ def test_busy_backs_off(cluster, make_engine):
 
 
 def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=4)
+    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=4)
     completion = send(make_engine(retryBackoffMs=1), retry_while_busy=True, timeout_s=60.0)
     assert completion.outcome is Outcome.ACKED and len(completion.attempts) > 3
 
 
 def test_poison_does_not_isolate(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(13, "illegal"), times=None)
+    cluster.on_send(Answer(13, "illegal"), times=None)
     engine = make_engine()
     for number in range(4):
         send(engine, number)
@@ -220,8 +208,7 @@ def test_a_failing_broker_is_isolated_and_reported(cluster, make_engine):
 
 
 def test_authentication_failure_is_fatal_and_tried_once(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(16, "User:nobody is not found."), times=None)
+    cluster.on_send(Answer(16, "User:nobody is not found."), times=None)
     engine = make_engine()
     completion = send(engine)
     assert isinstance(completion.error, AuthenticationError) and completion.error.fatal
@@ -259,8 +246,7 @@ def test_a_new_topic_is_made_from_the_template(cluster, make_engine):
 
 
 def test_topic_not_found_at_the_broker_is_looked_up_once(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(17, "topic[orders] not exist"), times=None)
+    cluster.on_send(Answer(17, "topic[orders] not exist"), times=None)
     completion = send(make_engine())
     assert isinstance(completion.error, TopicNotFoundError)
     assert len(completion.attempts) == 2
@@ -311,8 +297,7 @@ def test_dead_name_servers_do_not_stop_a_known_route(cluster, make_engine):
 def test_a_late_answer_is_counted_and_changes_nothing(cluster, make_engine):
     engine = make_engine(sendMsgTimeout=600, retryTimesWhenSendFailed=0)
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(Delay(900), times=1)
+    cluster.on_send(Delay(900), times=1)
     completion = send(engine)
     assert completion.outcome is Outcome.UNKNOWN
     until = engine.clock() + 3
@@ -341,8 +326,7 @@ def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
     """A broker says GO_AWAY once; the request goes to the same broker over a new connection."""
     engine = make_engine(retryTimesWhenSendFailed=0)
     engine.publish_info("orders")
-    for broker in cluster.brokers:
-        broker.on_send(Answer(1500, "go away"), times=1)
+    cluster.on_send(Answer(1500, "go away"), times=1)
     completions = [send(engine, number) for number in range(16)]
     assert all(c.outcome is Outcome.ACKED for c in completions)
     again = [c for c in completions if len(c.attempts) == 2]
@@ -356,8 +340,7 @@ def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_closing_completes_what_is_pending_and_drain_has_a_deadline(cluster, make_engine, closes):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
     engine = make_engine()
     engine.publish_info("orders")
     for number in range(5):

@@ -150,8 +150,7 @@ def test_a_broker_that_does_not_answer_the_question_gets_no_batch(
 
 def test_a_busy_broker_is_asked_again(cluster: FakeCluster, make_producer: Make) -> None:
     cluster.create_topic("keyed", **KEYED)
-    for broker in cluster.brokers:
-        broker.on(RequestCode.GET_TOPIC_CONFIG, Answer(ResponseCode.SYSTEM_BUSY, "busy"), times=1)
+    cluster.on(RequestCode.GET_TOPIC_CONFIG, Answer(ResponseCode.SYSTEM_BUSY, "busy"), times=1)
     with pytest.raises(MessageIllegalError, match="key"):
         make_producer().send_batch([Message("keyed", b"x")] * 2)
 

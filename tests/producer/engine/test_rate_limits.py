@@ -76,8 +76,7 @@ def test_bytes_count_as_sent(make_engine):
 
 
 def test_further_attempts_do_not_count(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
+    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
     engine = make_engine(maxMessagesPerSecond=10, retryBackoffMs=1)
     engine.submit(request(1))
     (done,) = engine.drain()

@@ -13,9 +13,8 @@ def test_a_retry_goes_to_another_broker_without_the_fault_table(cluster, make_en
     engine = make_engine(faultTable="off", queueSelector=selector)
     send(engine, "warm")
     for number in range(24):
-        for broker in cluster.brokers:
-            broker.behave()
-            broker.on_send(CloseConnection(stores=False), times=1)
+        cluster.behave()
+        cluster.on_send(CloseConnection(stores=False), times=1)
         attempts = send(engine, number, attempts=3).attempts
         assert len(attempts) >= 2
         for before, after in pairwise(attempts):

@@ -47,8 +47,7 @@ def bodies(cluster: FakeCluster) -> list[bytes]:
 @pytest.mark.parametrize("behaviour", LOST, ids=lambda b: type(b).__name__)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_lost_answer_is_found_and_nothing_is_sent_again(cluster, make_engine, behaviour, ordered):
-    for broker in cluster.brokers:
-        broker.on_send(behaviour, times=None)
+    cluster.on_send(behaviour, times=None)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
     sent = request(1, verify_ids=("ID1",), queue=queue, ordered=ordered)
@@ -66,8 +65,7 @@ def test_a_lost_answer_is_found_and_nothing_is_sent_again(cluster, make_engine, 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(stores=False), times=1)
+    cluster.on_send(Drop(stores=False), times=1)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
     completion = send(engine, request(1, verify_ids=("ID1",), queue=queue, ordered=ordered))
@@ -124,8 +122,7 @@ def requests_of(cluster: FakeCluster, code: RequestCode) -> list[Any]:
 
 
 def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
     completion = send(make_engine(**QUICK), batch(50))
     assert completion.found_stored and len(bodies(cluster)) == 50
     queries = requests_of(cluster, RequestCode.QUERY_MESSAGE)
@@ -133,9 +130,8 @@ def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
 
 
 def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+    cluster.on_send(Drop(), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
     engine = make_engine(**QUICK)
     completion = send(engine, request(1, verify_ids=("ID1",)))
     assert completion.outcome is Outcome.UNKNOWN and completion.maybe_duplicate
@@ -144,9 +140,8 @@ def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
 
 def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_engine):
     remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
+    cluster.on_send(Drop(), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
     completion = send(make_engine(**QUICK), request(1, verify_ids=("ID1",)))
     assert completion.outcome is Outcome.UNKNOWN
     assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
@@ -171,9 +166,8 @@ def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
 
 
 def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
-        broker.on(RequestCode.QUERY_MESSAGE, Answer(22), times=2)
+    cluster.on_send(Drop(), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(22), times=2)
     completion = send(
         make_engine(**{**QUICK, "storedCheckDelay": 2000, "storedCheckTimeout": 3000}),
         request(1, verify_ids=("ID1",)),
@@ -183,16 +177,14 @@ def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
 
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
     """Without the ids, the same lost answer doubles the message."""
-    for broker in cluster.brokers:
-        broker.on_send(CloseConnection(), times=1)
+    cluster.on_send(CloseConnection(), times=1)
     completion = send(make_engine(**QUICK), request(1))
     assert completion.maybe_duplicate and len(bodies(cluster)) > 1
 
 
 def test_closing_the_engine_ends_open_questions(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=None)
-        broker.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
+    cluster.on_send(Drop(), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
     engine = make_engine(**QUICK)
     engine.submit(request(1, verify_ids=("ID1",)))
     while not engine.stored_checks.open:
@@ -215,8 +207,7 @@ def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordere
 
 
 def test_a_late_refusal_leaves_time_for_another_attempt(cluster, make_engine):
-    for broker in cluster.brokers:
-        broker.freeze()
+    cluster.freeze()
     engine = make_engine(sendMsgTimeout=400)
     engine.submit(request(1, verify_ids=("ID1",)))
     began_s = engine.clock()

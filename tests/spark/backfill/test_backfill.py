@@ -167,8 +167,7 @@ class TestDeadLetters:
             spark, options, 3, sharding_key=pa.array(["a", "a", "b"]),
             reason=pa.array(["data", "transport", "transport"]),
         )  # fmt: skip
-        for broker in cluster.brokers:
-            broker.on_send(Answer(13, "no"), times=None)
+        cluster.on_send(Answer(13, "no"), times=None)
         plan, sent = run(max_tries=1, reasons=("data", "transport"))
         assert (plan.selected, sent.failed, sent.held_back) == (3, 2, 1)
         assert dict(sent.codes) == {"MESSAGE_ILLEGAL": 2}

@@ -201,8 +201,7 @@ def test_a_refused_letter_stays_pending_and_stops_its_key(
 
 
 def test_what_a_broker_refuses_stays_pending(bed: Bed) -> None:
-    for broker in bed.cluster.brokers:
-        broker.on_send(Answer(13, "no"), times=None)
+    bed.cluster.on_send(Answer(13, "no"), times=None)
     resender, spool = bed.send(letters(["a", "b"]))
     assert spool.resolved() == set()
     assert resender.total.failed == 2
@@ -241,8 +240,7 @@ def test_each_request_of_a_task_has_a_number_of_its_own(
 ) -> None:
     """The report counts messages by this number, not attempts."""
     monkeypatch.setattr(resend, "CHUNK", 2)
-    for broker in bed.cluster.brokers:
-        broker.on_send(Answer(13, "no"), times=None)
+    bed.cluster.on_send(Answer(13, "no"), times=None)
     _, spool = bed.send(letters([None, "a", None, "b", "c"]))
     numbers = [row["request"] for row in spool.rows if row["kind"] == SEND and row["attempt"] == 1]
     assert sorted(numbers) == [1, 2, 3, 4, 5]
@@ -251,8 +249,7 @@ def test_each_request_of_a_task_has_a_number_of_its_own(
 def test_no_way_to_any_broker_ends_the_trying(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resend, "CHUNK", 2)
     bed.engine.publish_info(TOPIC)
-    for broker in bed.cluster.brokers:
-        broker.kill()
+    bed.cluster.kill()
     resender, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]))
     assert spool.resolved() == set()
     assert resender.total.not_tried == 4
@@ -460,16 +457,14 @@ class TestTheBrokerThatDidNotAnswer:
 
 
 def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed: Bed) -> None:
-    for broker in bed.cluster.brokers:
-        broker.on_send(Answer(13, "no"), times=None)
+    bed.cluster.on_send(Answer(13, "no"), times=None)
     _, spool = bed.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
     assert spool.marks() == {
         "letter-0": [("in_flight", None), ("rejected", "MESSAGE_ILLEGAL")],
         "letter-1": [("in_flight", None), ("not_sent", "HELD_BACK")],
         "letter-2": [("in_flight", None), ("not_sent", "EMPTY_BODY")],
     }
-    for broker in bed.cluster.brokers:
-        broker.behave()
+    bed.cluster.behave()
     _, spool = bed.send(letters(["a"]))
     assert spool.marks() == {"letter-0": [("in_flight", None)]}
     assert spool.resolved() == {"letter-0"}
