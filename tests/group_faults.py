@@ -1,5 +1,10 @@
-"""Answers of a broker other than plain success, after which a message leaves its group."""
+"""Groups of frames: their sizes, and answers after which a message leaves its group."""
 
+from typing import Any
+
+import pytest
+
+from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.testing import Answer, CloseConnection, CutAnswer, IncompleteAnswer
 from rocket_sink.wire.codes import ResponseCode
 
@@ -11,3 +16,17 @@ FAULTS = {
     "cut": CutAnswer(40),
     "closed": CloseConnection(),
 }
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the groups that are begun."""
+    sizes: list[int] = []
+    begin = GroupAttempt.__init__
+
+    def counted(self: GroupAttempt, *given: Any, **more: Any) -> None:
+        begin(self, *given, **more)
+        sizes.append(self.size)
+
+    monkeypatch.setattr(GroupAttempt, "__init__", counted)
+    return sizes

@@ -195,14 +195,7 @@ class Cell:
 
     def verdict(self) -> Verdict:
         """Read topic and ledger, and judge them. Every process of the round has ended."""
-        epochs = [
-            Epoch(
-                e["query"], e["adds_up"], e["rows_in"],
-                e["acked"] + e["degraded"] + e["dead"] + e["unknown"] + e["filtered"],
-                e["duplicates_possible"],
-            )
-            for e in self.result["epochs"]
-        ]  # fmt: skip
+        epochs = [Epoch.of(row) for row in self.result["epochs"]]
         expected = self.expected()
         if self.schedule.lane == BACKFILL:
             # A backfill's accounts are resolutions, one per row.

@@ -18,6 +18,7 @@ from typing import Any
 from integration import lanes
 
 from crash.files import WAIT_S, await_file, write_whole
+from crash.judge import EPOCH_COLUMNS
 from rocket_sink import Ledger, register
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
@@ -29,7 +30,6 @@ from rocket_sink.spark.session import build_session
 from rocket_sink.spark.transactions import TransactionCommitter, check_ended
 
 _LANES = {lane.name: lane for lane in lanes.LANES}
-_COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "duplicates_possible")
 
 
 def _in_small_epochs(spark: Any, source: Path) -> Any:
@@ -95,11 +95,8 @@ def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
         has_ended = _tried(spark, cell, role, errors, waits=True)
     while ledger.sync(spark).busy:
         pass
-    epochs = [
-        {"query": r["query_id"], "epoch": r["epoch"], "adds_up": r["adds_up"],
-         "superseded": r["superseded_rows"], **{name: r[name] for name in _COUNTS}}
-        for r in _epochs(spark, ledger.path)
-    ]  # fmt: skip
+    columns = (*EPOCH_COLUMNS, "epoch", "superseded_rows")
+    epochs = [{name: row[name] for name in columns} for row in _epochs(spark, ledger.path)]
     _report(folder, role, {"ended": has_ended, "errors": errors, "epochs": epochs})
 
 

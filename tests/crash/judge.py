@@ -4,12 +4,16 @@ A row is `(sharding key, number)`; numbers of a key grow in the order in which i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Row = tuple[str, int]
 Queue = tuple[str, int]
 """A queue: broker address and queue id."""
+_OUTCOMES = ("acked", "degraded", "dead", "unknown", "filtered")
+EPOCH_COLUMNS = ("query_id", "adds_up", "rows_in", *_OUTCOMES, "duplicates_possible")
+"""The columns of the view `epochs` that the judge reads."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,13 @@ class Epoch:
     rows_in: int
     accounted: int
     duplicates_possible: int = 0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Epoch":
+        """Return the epoch of a row of the view."""
+        accounted = sum(row[name] for name in _OUTCOMES)
+        told = (row["query_id"], row["adds_up"], row["rows_in"])
+        return cls(*told, accounted, row["duplicates_possible"])
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,7 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
         stored=len(copies),
         lost=len(wanted - times.keys() - set(accounts.letters)),
         unknown=sum(row not in wanted for row in times),
-        disordered=_disordered(copies),
+        disordered=disordered_rows(copies),
         duplicates=len(copies) - len(times),
         unlike_ids=_unlike_ids(copies),
         unaccounted=_unaccounted([copy for copy in copies if copy.row in doubled], accounts),
@@ -139,7 +150,7 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
     )
 
 
-def _disordered(copies: Iterable[Copy]) -> int:
+def disordered_rows(copies: Iterable[Copy]) -> int:
     """Count disordered rows. Offsets give the order within a queue; queues have no common order."""
     homes: dict[str, Queue] = {}
     last: dict[str, int] = {}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.crash.judge import Copy, disordered_rows
 from tests.java_client import read_with_java
 
 
@@ -132,20 +133,10 @@ def _pause_ms(times: Sequence[int], since_ms: int, until_ms: int) -> int:
 
 def _disordered(stored: Sequence[Stored], keys: int) -> int:
     """Count first copies behind a later message of their key, or in another queue than the key."""
-    last: dict[int, int] = {}
-    homes: dict[int, tuple[str, int]] = {}
-    counted: set[int] = set()
-    wrong = 0
-    for message in sorted(stored, key=lambda message: (message.queue, message.offset)):
-        if message.number in counted:
-            continue
-        counted.add(message.number)
-        key = message.number % keys
-        wrong += homes.setdefault(key, message.queue) != message.queue or message.number < last.get(
-            key, -1
-        )
-        last[key] = max(message.number, last.get(key, -1))
-    return wrong
+    return disordered_rows(
+        Copy((str(message.number % keys), message.number), "", message.queue, message.offset)
+        for message in stored
+    )
 
 
 def told_by_producer(report: Mapping[str, Any]) -> Told:

@@ -1,6 +1,7 @@
 """Fixtures of the producer's tests: a scripted cluster, and engines with short waits."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,9 +23,11 @@ cluster = scripted_cluster(orders=4)
 def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
     engines: list[SendEngine] = []
 
-    def make(shared: Any = None, **options: Any) -> SendEngine:
+    def make(
+        shared: Any = None, rng: Any = None, clock: Any = time.monotonic, **options: Any
+    ) -> SendEngine:
         parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
-        engines.append(SendEngine(parsed, shared=shared))
+        engines.append(SendEngine(parsed, shared=shared, rng=rng, clock=clock))
         return engines[-1]
 
     yield make

@@ -1,26 +1,18 @@
 """Automatic batching: fewer requests, and a result for each message."""
 
+import functools
+
 import pytest
 
 from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError
 from rocket_sink.message import Message
-from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
 
 
 @pytest.fixture
-def make(cluster):
-    producers = []
-
-    def producer(**options):
-        options = {"nameServer": cluster.name_server, "autoBatch": True, **options}
-        producers.append(Producer(**options))
-        return producers[-1]
-
-    yield producer
-    for opened in producers:
-        opened.close(0.3)
+def make(make_producer):
+    return functools.partial(make_producer, autoBatch=True)
 
 
 def sends(cluster, code):

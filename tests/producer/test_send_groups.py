@@ -9,32 +9,19 @@ import pytest
 from rocket_sink.errors import BrokerTooOldError, ConnectError, Outcome, UnwrittenError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
-from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.send_group import SendGroup
 from rocket_sink.testing import Drop
 from rocket_sink.wire.codes import mq_version
 from rocket_sink.wire.ids import decode_recall_handle
-from tests.group_faults import FAULTS
+from tests.group_faults import FAULTS, groups
 from tests.producer.waiting import held, until
+
+assert groups  # a fixture
 
 COUNT = 300
 LONG_MS = 180_000
 """With this time-out no attempt is given up, however busy the machine is."""
-
-
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the sizes of the groups that are made."""
-    sizes: list[int] = []
-    begin = GroupAttempt.__init__
-
-    def counted(self, *given, **more):
-        begin(self, *given, **more)
-        sizes.append(self.size)
-
-    monkeypatch.setattr(GroupAttempt, "__init__", counted)
-    return sizes
 
 
 def burst(producer, count=COUNT, *, queue=None, **fields):

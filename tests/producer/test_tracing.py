@@ -1,9 +1,10 @@
 """Message traces: in the dashboards' form, sent apart, and never in the way of a send."""
 
+import functools
+
 import pytest
 
 from rocket_sink.message import Message
-from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
 from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace
@@ -14,18 +15,9 @@ TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 
 @pytest.fixture
-def make(cluster):
+def make(cluster, make_producer):
     cluster.create_topic(TOPIC, 1)
-    producers = []
-
-    def producer(**options):
-        options = {"nameServer": cluster.name_server, "traceSample": 1, **options}
-        producers.append(Producer(**options))
-        return producers[-1]
-
-    yield producer
-    for opened in producers:
-        opened.close(0.3)
+    return functools.partial(make_producer, traceSample=1)
 
 
 def traces(cluster, topic=TOPIC):

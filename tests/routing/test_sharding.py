@@ -9,8 +9,9 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.routing import sharding
 from rocket_sink.routing.hashing import rendezvous, sip_hash24
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from rocket_sink.wire.route import BrokerData, QueueMapping, TopicRoute
 from tests.java_client import FOLDER, run_java
+from tests.routing.infos import info_of
 
 HASHES = ["java", "java_long", "siphash24", "rendezvous", sharding.LITE_TOPIC_HASH]
 LITE_TOPICS = {
@@ -22,22 +23,12 @@ The hashes of the last two make Guava's integer overflow."""
 KEYS = [f"user-{number}" for number in range(500)]
 
 
-def info_of(queues):
-    return TopicPublishInfo.of(
-        "t",
-        TopicRoute(
-            tuple(QueueData(name, count, count) for name, count in queues.items()),
-            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
-        ),
-    )
-
-
 def test_c39_by_hash_over_the_sorted_queues():
     info = info_of({"b": 5, "a": 5})
-    assert sharding.queue_for_key(info, "123") == MessageQueue("t", "a", 0)
-    assert sharding.queue_for_key(info, "234") == MessageQueue("t", "a", 3)
-    assert sharding.queue_for_key(info, "GydZG_") == MessageQueue("t", "b", 3)
-    assert sharding.queue_for_key(info, "user-1", "siphash24") == MessageQueue("t", "b", 4)
+    assert sharding.queue_for_key(info, "123") == MessageQueue("orders", "a", 0)
+    assert sharding.queue_for_key(info, "234") == MessageQueue("orders", "a", 3)
+    assert sharding.queue_for_key(info, "GydZG_") == MessageQueue("orders", "b", 3)
+    assert sharding.queue_for_key(info, "user-1", "siphash24") == MessageQueue("orders", "b", 4)
 
 
 def lite_places(queues, names):
@@ -125,7 +116,7 @@ def test_best_effort_moves_home_queues_of_an_unavailable_broker_and_back():
 
 
 def test_a_home_that_is_gone_and_a_route_that_is_empty():
-    info, gone = info_of({"a": 2}), MessageQueue("t", "z", 0)
+    info, gone = info_of({"a": 2}), MessageQueue("orders", "z", 0)
     assert sharding.fallback_queue(info, gone, lambda name: True).broker_name == "a"
     assert sharding.fallback_queue(info, gone, lambda name: False).broker_name == "a"
     empty = TopicPublishInfo.of("t", TopicRoute())

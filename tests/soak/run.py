@@ -244,14 +244,7 @@ class Soak:
     ) -> dict[str, Any]:  # fmt: skip
         source, topic = self._sources[name], self._topics[name]
         ledger = self._folder / name / "ledger"
-        epochs = [
-            Epoch(
-                row["query"], row["adds_up"], row["rows_in"],
-                row["acked"] + row["degraded"] + row["dead"] + row["unknown"] + row["filtered"],
-                row["duplicates_possible"],
-            )
-            for row in rows
-        ]  # fmt: skip
+        epochs = [Epoch.of(row) for row in rows]
         accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
         expected = {(source.key(number), number) for number in range(source.written)}
         verdict = judge(expected, topic.copies(place.addresses), accounts)

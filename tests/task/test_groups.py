@@ -28,9 +28,11 @@ from rocket_sink.testing import (
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
 from tests.clusters import scripted_cluster
-from tests.group_faults import FAULTS
+from tests.group_faults import FAULTS, groups
 from tests.ledger.values import spool_rows
 from tests.task.one_task import run_task
+
+assert groups  # a fixture
 
 TOPIC = "t"
 CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
@@ -39,20 +41,6 @@ HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
 
 
 cluster = scripted_cluster(**{TOPIC: 4})
-
-
-@pytest.fixture(autouse=True)
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the sizes of the groups that were begun: a test must not pass without any."""
-    sizes: list[int] = []
-    begin = GroupAttempt.__init__
-
-    def noted(self: GroupAttempt, *given: Any, **more: Any) -> None:
-        begin(self, *given, **more)
-        sizes.append(self.size)
-
-    monkeypatch.setattr(GroupAttempt, "__init__", noted)
-    return sizes
 
 
 def options(cluster: FakeCluster, folder: Path, **more: Any) -> SinkOptions:

@@ -15,12 +15,12 @@ from typing import Any
 from rocket_sink import Ledger, register
 from rocket_sink.spark.session import build_session
 from tests.crash.files import write_whole
+from tests.crash.judge import EPOCH_COLUMNS
 from tests.integration import lanes
 from tests.ledger.views import view_rows
 
 FILES_PER_EPOCH = 4
 _TRIES = 6
-_COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "duplicates_possible")
 
 
 def _in_epochs(spark: Any, source: Path) -> Any:
@@ -56,11 +56,7 @@ def _run(
         pass
     # Spark would read the ledger on the executors, which may not see it.
     rows = view_rows(options["ledger"], "SELECT * FROM epochs") if ledger.exists() else []
-    epochs = [
-        {"query": row.query_id, "adds_up": row.adds_up,
-         **{name: getattr(row, name) for name in _COUNTS}}
-        for row in rows
-    ]  # fmt: skip
+    epochs = [{name: getattr(row, name) for name in EPOCH_COLUMNS} for row in rows]
     found[lane["name"]] = {"ended": has_ended, "errors": errors, "epochs": epochs}
 
 

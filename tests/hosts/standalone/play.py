@@ -229,14 +229,7 @@ def _judged(
         )
         for message in read_with_java(at.name_server, lane["topic"])
     ]  # fmt: skip
-    epochs = [
-        Epoch(
-            e["query"], e["adds_up"], e["rows_in"],
-            e["acked"] + e["degraded"] + e["dead"] + e["unknown"] + e["filtered"],
-            e["duplicates_possible"],
-        )
-        for e in told["epochs"]
-    ]  # fmt: skip
+    epochs = [Epoch.of(row) for row in told["epochs"]]
     accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
     expected = {row for rows in _rows(lane["name"]) for row in rows}
     return judge(expected, copies, accounts)

@@ -13,18 +13,9 @@ from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 from tests.routing.fault_views import isolate
+from tests.routing.infos import info_of
 
 NOW_S = 1000.0
-
-
-def info_of(queues, topic="orders"):
-    return TopicPublishInfo.of(
-        topic,
-        TopicRoute(
-            tuple(QueueData(name, count, count) for name, count in queues.items()),
-            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
-        ),
-    )
 
 
 def make(shared=None, **options):

@@ -30,19 +30,12 @@ class Clock:
 
 
 @pytest.fixture
-def make(cluster):
-    engines = []
-
+def make(make_engine):
     def engine(**options):
         clock = Clock()
-        engines.append(
-            SendEngine(SinkOptions.parse(nameServer=cluster.name_server, **options), clock=clock)
-        )
-        return engines[-1], clock
+        return make_engine(clock=clock, **options), clock
 
-    yield engine
-    for send_engine in engines:
-        send_engine.close(0.2)
+    return engine
 
 
 def link_of(engine, completion):

@@ -31,17 +31,10 @@ def other() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def engine_of() -> Iterator[Callable[..., SendEngine]]:
-    engines: list[SendEngine] = []
-
-    def make(*servers: str, **options: Any) -> SendEngine:
-        parsed = SinkOptions.parse({"nameServer": ";".join(servers), **options})
-        engines.append(SendEngine(parsed, rng=_InOrder()))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close(timeout_s=0.2)
+def engine_of(make_engine: Callable[..., SendEngine]) -> Callable[..., SendEngine]:
+    return lambda *servers, **options: make_engine(
+        nameServer=";".join(servers), rng=_InOrder(), **options
+    )
 
 
 @pytest.mark.parametrize("is_empty", [True, False])

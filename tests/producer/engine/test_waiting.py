@@ -16,8 +16,8 @@ from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.routing.fault_views import isolate
+from tests.routing.infos import info_of
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -129,20 +129,9 @@ def test_times_that_are_over_leave_no_memory_behind() -> None:
     assert len(world.waiting._times) < 2000
 
 
-def route_of_three() -> TopicPublishInfo:
-    """Return a route with a queue at each of the brokers a, b and c."""
-    return TopicPublishInfo.of(
-        "orders",
-        TopicRoute(
-            tuple(QueueData(name, 1, 1) for name in "abc"),
-            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
-        ),
-    )
-
-
 def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     """An attempt that may go to any of the equal brokers waits for all of them."""
-    info = route_of_three()
+    info = info_of({"a": 1, "b": 1, "c": 1})
     world = World(info, full="ab")
     isolate(world.brokers, "c", 0.0, reachable=True)
     assert world.brokers.ranking(info, 0.0).take(1) is None, "c is idle, and worse"
@@ -162,7 +151,7 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
 
 def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over() -> None:
     """The attempts would go to any broker but an unreachable one."""
-    world = World(route_of_three(), full="ab")
+    world = World(info_of({"a": 1, "b": 1, "c": 1}), full="ab")
     isolate(world.brokers, "b", 0.0, reachable=True)
     isolate(world.brokers, "c", 0.0, reachable=False)
     world.brokers.view(0.0)
@@ -177,7 +166,7 @@ def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_ove
 
 def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next() -> None:
     """The look for a topic reads the fault table, after the look for a broker."""
-    info = route_of_three()
+    info = info_of({"a": 1, "b": 1, "c": 1})
     world = World(info, full="abc")
     world.brokers.ranking(info, 0.0)
     world.due(0.0)

@@ -1,0 +1,17 @@
+"""Routes of topics as the routing sees them."""
+
+from collections.abc import Mapping
+
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
+
+
+def info_of(queues: Mapping[str, int], topic: str = "orders") -> TopicPublishInfo:
+    """Return the info of a topic with so many queues at each broker."""
+    return TopicPublishInfo.of(
+        topic,
+        TopicRoute(
+            tuple(QueueData(name, count, count) for name, count in queues.items()),
+            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
+        ),
+    )
