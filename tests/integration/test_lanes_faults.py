@@ -1,6 +1,5 @@
 """Frozen and killed brokers of a real cluster under the task body, and under a Spark stream."""
 
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink.cluster import LocalCluster
@@ -21,7 +19,6 @@ from rocket_sink.task.runner import TaskRunner
 from tests.clusters import make_topic, read_topic
 from tests.damaged import damaged
 from tests.ledger.values import spool_rows
-from tests.ledger.views import view_rows
 
 from .lanes import LANES
 
@@ -162,46 +159,3 @@ def test_strict_gives_up_a_dead_brokers_keys_after_one_wait_and_loses_none(
     # The task waits once for all queues of the broker, not once per request. A busy machine may
     # add some time.
     assert took_s < 60
-
-
-@pytest.mark.spark
-# tests/crash has the short forms: it kills a broker under foreachBatch, and freezes one under
-# foreach.
-@pytest.mark.slow
-@pytest.mark.parametrize("lane", STREAMS, ids=lambda lane: lane.name)
-def test_a_stream_outlives_a_killed_broker(
-    cluster: LocalCluster, spark: Any, tmp_path: Path, lane: Any
-) -> None:
-    from rocket_sink import Ledger
-
-    sending = Sending(cluster, tmp_path / "unused")
-    source = tmp_path / "source"
-    source.mkdir()
-    pq.write_table(table(STREAM_ROWS), source / "rows.parquet")
-    broker = cluster.brokers[1]
-    options = {"nameServer": cluster.name_server, "topic": sending.topic,
-               "ledger": str(tmp_path / "ledger"), "sendMsgTimeout": 30_000}  # fmt: skip
-    killer = threading.Thread(target=_kill_when_stored, args=(sending, broker))
-    killer.start()
-    lane.run(spark, source, tmp_path / "checkpoint", options)
-    killer.join()
-    broker.restart()
-    ledger = Ledger(str(tmp_path / "ledger"))
-    ledger.sync(spark)
-    assert {int(m.body) for m in sending.stored()} == set(range(STREAM_ROWS))
-    epochs = view_rows(ledger.path, "SELECT * FROM epochs")
-    assert all(e.adds_up for e in epochs) and sum(e.acked for e in epochs) == STREAM_ROWS
-
-
-def _kill_when_stored(sending: Sending, broker: Any) -> None:
-    """Kill the broker as soon as the first rows have arrived anywhere."""
-    from rocket_sink.producer.admin.admin import Admin
-
-    with Admin(nameServer=sending.cluster.name_server) as admin:
-        queues = admin.queues(sending.topic)
-        deadline_s = time.monotonic() + 300
-        while time.monotonic() < deadline_s:
-            if any(admin.max_offset(queue) for queue in queues):
-                break
-            time.sleep(0.02)
-    broker.kill()

@@ -84,36 +84,6 @@ def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world: World) -> None:
     assert world.found_stored() == (0 if skipped else ROWS)
 
 
-def test_a_driver_that_dies_before_the_ledgers_commit(
-    spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(
-        spark, cluster, tmp_path, next(lane for lane in LANES if lane.name == "foreach_batch")
-    )
-
-    def sent_and_died(results: Any, *where: Any) -> None:
-        results.write.format("noop").mode("overwrite").save()
-        raise KeyError("the driver died")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(foreach_batch, "_append", sent_and_died)
-        with pytest.raises(Exception, match="the driver died"):
-            world.run()
-    assert world.stored() == world.expected
-    world.run()
-    assert world.stored() == world.expected
-    assert world.found_stored() == ROWS
-
-
-def test_at_least_once_doubles_it(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
-    """Prove that the judge sees duplicates if there are any."""
-    world = World(spark, cluster, tmp_path, STREAMS[0])
-    world.run(delivery="at_least_once")
-    world.forget_the_last_commit()
-    world.run(delivery="at_least_once")
-    assert sum(world.stored().values()) == 2 * ROWS
-
-
 def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

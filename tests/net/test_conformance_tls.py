@@ -90,13 +90,14 @@ def test_c66_a_server_certificate_of_an_unknown_authority(authority, serve, vers
     (tmp_path / "bad").mkdir()
     server = Authority(tmp_path / "bad", "bad-ca").server("ip", IP)
     address = mutual(authority, serve, version, ssl.CERT_OPTIONAL, server)
-    with pytest.raises(TlsError, match="tlsCa"):
-        ask(address, **trusted(authority))
+    for mode in ("verify-full", "verify-ca"):
+        with pytest.raises(TlsError, match="tlsCa"):
+            ask(address, **trusted(authority, tlsMode=mode))
     assert ask(address, tlsMode="insecure") == b"hello", "accepted only when nothing is verified"
 
 
 def test_c66_a_server_without_tls(serve):
-    with pytest.raises(TlsError):
+    with pytest.raises(TlsError, match="tlsMode=off"):
         ask(serve(), tlsMode="insecure")
     assert ask(serve()) == b"hello"
 

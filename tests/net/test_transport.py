@@ -577,15 +577,6 @@ def test_a_name_that_no_certificate_has_is_refused(authority, serve, name):
     assert error.value.address
 
 
-def test_tls_of_an_unknown_authority(authority, serve, tmp_path):
-    other = Authority(tmp_path, "other-ca")
-    address = serve(other.server("ip", IP))
-    for mode in ("verify-full", "verify-ca"):
-        with pytest.raises(TlsError, match="tlsCa"):
-            ask(address, tlsMode=mode, tlsCa=authority.file)
-    assert ask(address, tlsMode="insecure") == b"hello"
-
-
 def test_tls_expired(authority, serve):
     address = serve(authority.server("old", IP, until=NOW - DAY))
     with pytest.raises(TlsError, match="expired"):
@@ -679,11 +670,6 @@ def test_who_closes_without_an_answer_may_speak_tls_only(plain, act):
 def test_tls_to_a_plain_server(plain, act):
     with pytest.raises(TlsError, match="tlsMode=off"):
         ask(plain(act), tlsMode="insecure")
-
-
-def test_tls_to_a_plain_server_of_ours(serve):
-    with pytest.raises(TlsError, match="tlsMode=off"):
-        ask(serve(), tlsMode="insecure")
 
 
 def worded(reason, text=None):

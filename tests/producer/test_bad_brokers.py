@@ -3,7 +3,6 @@
 The brokers' own request logs show who was sent what.
 """
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.producer.engine.brokers import VIEW_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING, SILENT, SLOW, FaultProfile
 from rocket_sink.testing import Answer, Delay, FakeCluster
@@ -19,7 +17,6 @@ from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
 from tests.clusters import scripted_cluster
 from tests.producer.conftest import request
-from tests.producer.engine.test_shared_state import open_in
 from tests.producer.waiting import until
 
 IN_FLIGHT = (16, 64, 200, 500, 2000)
@@ -126,31 +123,6 @@ def test_a_bad_broker_gets_nothing_new(
         before += 1
     assert sends(bad) == before
     assert sends(well) > len(counts)
-
-
-@pytest.mark.parametrize("count", IN_FLIGHT)
-def test_an_isolation_by_another_worker_counts_the_same(
-    cluster: FakeCluster, make_engine: Callable[..., Any], count: int, tmp_path: Any
-) -> None:
-    bad, well = cluster.brokers
-    engine = make_engine(shared=open_in(tmp_path), **LONG)
-    other = make_engine(shared=open_in(tmp_path), **LONG)
-    for number, each in enumerate((engine, other)):
-        each.submit(request(number, queue=queue_of(well)))
-        each.drain()
-    bad.on_send(Answer(1, "an error"))
-    other.submit(request("bad", queue=queue_of(bad)))
-    other.drain()
-    keep_the_others_well(engine, bad)
-    before, began_s = sends(bad), engine.clock()
-    assert rank_of(other, bad) == FAILING
-    while engine.clock() < began_s + 2 * VIEW_S:
-        time.sleep(VIEW_S)
-    well.on_send(Delay(20), times=None)
-    for number in range(count):
-        engine.submit(request(number))
-    assert all(completion.outcome.delivered for completion in engine.drain())
-    assert sends(bad) == before
 
 
 def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(

@@ -2,7 +2,6 @@
 
 import gc
 import multiprocessing
-import pickle
 import threading
 import time
 from contextlib import suppress
@@ -19,7 +18,6 @@ from rocket_sink.errors import (
     OptionError,
     Outcome,
     ProducerClosedError,
-    RejectedError,
     RequestTimeoutError,
     UnwrittenError,
     WindowFullError,
@@ -161,16 +159,6 @@ def test_async_futures_and_callbacks(cluster, make_producer):
     assert len(ends) == 100 and all(error is None for _, error in ends)
 
 
-def test_async_failures_reach_the_future(cluster, make_producer):
-    cluster.on_send(Answer(13, "illegal"), times=None)
-    ends = []
-    future = make_producer().send_async(Message("orders", b"x"), lambda *end: ends.append(end))
-    with pytest.raises(RejectedError):
-        future.result(5)
-    until(lambda: ends)
-    assert ends[0][0] is None and isinstance(ends[0][1], RejectedError)
-
-
 @pytest.mark.parametrize("how", ["plain", "selector", "strict"])
 def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer, how):
     for broker in cluster.brokers:
@@ -200,18 +188,6 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     took_s = time.monotonic() - began_s
     assert 3.9 < took_s < 6.4, "with a time of its own the look-up makes it 6.5 s"
     timer.join()
-
-
-def test_a_callback_may_send(cluster, make_producer):
-    producer = make_producer()
-    second = []
-
-    def again(result, error):
-        second.append(producer.send(Message("orders", b"second")))
-
-    producer.send_async(Message("orders", b"first"), again).result(5)
-    producer.flush()
-    assert second and second[0].outcome is Outcome.ACKED
 
 
 def test_a_raising_callback_affects_no_other_send(cluster, make_producer, caplog):
@@ -305,14 +281,6 @@ def test_compression_round_trip(cluster, make_producer, kind):
         f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_MESSAGE_V2
     )
     assert len(sent.body) < 1000
-
-
-def test_compression_starts_at_the_limit(cluster, make_producer):
-    producer = make_producer(compressMsgBodyOverHowmuch=100)
-    producer.send(Message("orders", bytes(99)))
-    producer.send(Message("orders", bytes(100)))
-    flags = {len(m.body): m.sys_flag & 1 for m in cluster.messages("orders")}
-    assert flags == {99: 0, 100: 1}
 
 
 def test_selector_and_queue(cluster, make_producer):
@@ -415,13 +383,6 @@ def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(
             assert producer.send(Message("orders", b"x", sharding_key=key)).queue == home
 
 
-def test_namespace(cluster, make_producer):
-    cluster.create_topic("ns%orders", 2)
-    make_producer(namespace="ns").send(Message("orders", b"x"))
-    (stored,) = cluster.messages("ns%orders")
-    assert stored.properties["INSTANCE_ID"] == "ns"
-
-
 def _send_in_child(producer, pipe):
     results = [producer.send(Message("orders", b"child")) for _ in range(5)]
     pipe.send([r.message_id for r in results])
@@ -512,19 +473,6 @@ def test_requests_are_signed_with_references_resolved_late(
     assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._session.engine)
 
 
-def test_credentials_are_read_again_once_when_refused(cluster, make_producer, monkeypatch):
-    monkeypatch.setenv("RMQ_SECRET", "old")
-    producer = make_producer(accessKey="alice", secretKey="env:RMQ_SECRET")
-    producer.send(Message("orders", b"x"))
-    monkeypatch.setenv("RMQ_SECRET", "new")
-    cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
-    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
-    assert producer.send(Message("orders", b"x"), queue=queue).outcome is Outcome.ACKED
-    cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
-    with pytest.raises(AuthenticationError):
-        producer.send(Message("orders", b"x"), queue=queue)
-
-
 @pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
 def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
     """The remarks are in the form of 5.5.0 and of 4.9.7."""
@@ -550,15 +498,6 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
 def test_missing_secret_file_is_an_option_error(cluster):
     with pytest.raises(OptionError, match="secretKey"):
         Producer(nameServer="h:1", accessKey="a", secretKey="file:/nowhere/x")
-
-
-def test_errors_survive_pickling(cluster, make_producer):
-    cluster.on_send(Answer(13, "illegal"), times=None)
-    with pytest.raises(RejectedError) as caught:
-        make_producer().send(Message("orders", b"x"))
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert type(copy) is type(caught.value) and copy.response_code == 13
-    assert copy.topic == "orders" and copy.attempts == 1
 
 
 def test_options_and_more(cluster):

@@ -27,14 +27,6 @@ def await_stored(real, topic, count):
     return stored(real, topic)
 
 
-@pytest.mark.parametrize(
-    "made", [("t", None), ("t", b""), (None, b"x"), ("", b"x")], ids=["null", "empty", "-", "blank"]
-)
-def test_c68_messages_that_cannot_be(made):
-    with pytest.raises(MessageError):
-        Message(*made)
-
-
 def test_c68_the_largest_body_and_one_byte_more(real, topic, producer):
     largest = bytes(range(256)) * (4_194_304 // 256)
     assert producer.send(Message(topic, largest), timeout_ms=20_000).outcome is Outcome.ACKED

@@ -11,20 +11,17 @@ from string import Template
 import pytest
 
 from rocket_sink.cluster.local import admin
-from rocket_sink.errors import ClusterError, Outcome
-from rocket_sink.message import Message, MessageQueue
+from rocket_sink.errors import ClusterError
+from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.routing.fault import SILENT
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.clusters import read_topic
 from tests.docs.blocks import blocks_of
-from tests.producer.test_bad_brokers import keep_the_others_well
-from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
 PAGE = Path(__file__).parents[3] / "docs/guarantees/at-least-once.md"
@@ -135,66 +132,3 @@ def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
     assert set(stored) == set(range(number))
     marked = {c.token for c in done if c.maybe_duplicate}
     assert {body for body, count in stored.items() if count > 1} <= marked
-
-
-@pytest.mark.parametrize("count", [64, 2000])
-def test_a_frozen_broker_gets_nothing_new(real, topic, count):
-    """A frozen broker may get requests in flight at the freeze; its own queues show how many."""
-    frozen, well = real.brokers
-    queues = [MessageQueue(topic, broker.name, 0) for broker in (frozen, well)]
-    with Producer(nameServer=real.name_server, sendMsgTimeout="600s") as producer:
-        for _ in range(20):
-            for queue in queues:
-                producer.send(Message(topic, b"warm"), queue=queue)
-        frozen.freeze()
-        try:
-            stuck = producer.send_async(Message(topic, b"stuck"), queue=queues[0])
-            engine = producer._session.engine
-            until(lambda: engine.brokers.rank(frozen.name, topic) & SILENT, 60)
-            keep_the_others_well(engine, frozen)
-            futures = [producer.send_async(Message(topic, b"new")) for _ in range(count)]
-            used = {future.result(120).queue.broker_name for future in futures}
-        finally:
-            frozen.thaw()
-        stuck.result(60)
-    assert used == {well.name}
-    stored = Counter((m.body, m.store_host[1]) for m in read_topic(real.name_server, topic))
-    assert stored == {
-        (b"warm", _port(real, queues[0])): 20,
-        (b"stuck", _port(real, queues[0])): 1,
-        (b"warm", _port(real, queues[1])): 20,
-        (b"new", _port(real, queues[1])): count,
-    }
-
-
-def test_strict_order_over_a_freeze(real, topic):
-    engine = SendEngine(SinkOptions.parse(nameServer=real.name_server, ordering="strict"))
-    queues = list(engine.publish_info(topic).queues)
-    thaw = threading.Timer(4.0, real.brokers[0].thaw)
-    for number in range(800):
-        if number == 200:
-            real.brokers[0].freeze()
-            thaw.start()
-        engine.submit(
-            SendRequest(topic, b"%d" % number, queue=queues[number % 8], ordered=True, token=number)
-        )
-        engine.poll(0.001)
-    done = engine.drain()
-    thaw.join()
-    engine.close()
-    assert {c.outcome for c in done} <= {Outcome.ACKED}
-    stored = list(read_topic(real.name_server, topic))
-    assert len(stored) == 800, "strict order doubled or lost"
-    for queue in queues:
-        bodies = [
-            int(m.body)
-            for m in stored
-            if (m.queue_id, m.store_host[1]) == (queue.queue_id, _port(real, queue))
-        ]
-        assert bodies == sorted(bodies) and len(bodies) == 100
-
-
-def _port(real, queue) -> int:
-    return next(
-        int(b.address.rpartition(":")[2]) for b in real.brokers if b.name == queue.broker_name
-    )

@@ -17,7 +17,6 @@ from rocket_sink.errors import (
     UnknownOutcomeError,
 )
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.hooks import RpcHook
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
@@ -252,27 +251,6 @@ def _indexed(real, topic, key):
             for broker in real.brokers
             if admin._call(broker.name, broker.address, frame, missing).code not in missing
         ]
-
-
-def test_rpc_hooks_do_not_harm(real, topic):
-    class Counting(RpcHook):
-        def __init__(self):
-            self.before, self.after = Counter(), Counter()
-
-        def before_request(self, address, request):
-            self.before[int(request.code)] += 1
-
-        def after_response(self, address, request, response):
-            self.after[int(request.code)] += 1
-
-    hook = Counting()
-    with Producer(nameServer=real.name_server) as producer:
-        producer.add_rpc_hook(hook)
-        producer.send(Message(topic, b"a"))
-        producer.send_batch([Message(topic, b"b")] * 2)
-    until(lambda: bodies(real, topic) == {b"a": 1, b"b": 2})
-    assert hook.before[310] == hook.after[310] == 1
-    assert hook.before[320] == hook.after[320] == 1
 
 
 def test_faults_before_real_brokers(real, topic):

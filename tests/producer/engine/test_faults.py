@@ -7,7 +7,6 @@ from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.routing import fault
 from rocket_sink.routing.fault import FAILING, UNREACHABLE
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
@@ -162,26 +161,6 @@ def test_a_killed_broker_fails_nothing(cluster, make_engine):
     assert longest < 10, "waited for an attempt's deadline"
     bodies = {m.body for m in cluster.messages("orders")}
     assert {f"body-{n}".encode() for n in range(150)} <= bodies
-
-
-def test_a_restarted_broker_is_used_again(cluster, make_engine, monkeypatch):
-    monkeypatch.setattr(fault, "PROBE_INTERVAL_S", 0.05)
-    engine = make_engine(faultTable="50:300")
-    send(engine)
-    cluster.brokers[0].kill()
-    for number in range(6):
-        assert send(engine, number).outcome is Outcome.ACKED
-    cluster.brokers[0].restart()
-    until = engine.clock() + 8
-    before = len(cluster.brokers[0].store.messages("orders"))
-    while engine.clock() < until:
-        send(engine)
-        if len(cluster.brokers[0].store.messages("orders")) > before:
-            return
-        engine.client.poll(0.02)
-        engine.process(())
-        time.sleep(0.02)
-    raise AssertionError("the broker stayed isolated after its restart")
 
 
 def _through_a_proxy(cluster, engine, direction, at):

@@ -9,7 +9,6 @@ from rocket_sink.errors import (
     ConnectError,
     ConnectionLostError,
     MessageIllegalError,
-    NameServerUnavailableError,
     NoRouteError,
     Outcome,
     QueueMovedError,
@@ -238,13 +237,6 @@ def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
         engine.publish_info("orders")
 
 
-def test_a_new_topic_is_made_from_the_template(cluster, make_engine):
-    cluster.delete_topic("orders")
-    completion = send(make_engine(createTopic="auto:2"))
-    assert completion.outcome is Outcome.ACKED
-    assert completion.result.queue.queue_id in (0, 1)
-
-
 def test_topic_not_found_at_the_broker_is_looked_up_once(cluster, make_engine):
     cluster.on_send(Answer(17, "topic[orders] not exist"), times=None)
     completion = send(make_engine())
@@ -274,16 +266,6 @@ def test_a_static_queue_that_moved_is_sent_to_its_new_broker(
     assert [attempt.broker_address for attempt in completion.attempts] == [old.address, new.address]
     assert completion.attempts[0].error_code == QueueMovedError.code
     assert is_well(engine, old.name)
-
-
-def test_no_name_server_names_each_with_its_reason(cluster, make_engine):
-    engine = make_engine(sendMsgTimeout=500)
-    cluster.stop_name_server()
-    with pytest.raises(NameServerUnavailableError) as caught:
-        engine.publish_info("orders")
-    assert list(caught.value.reasons) == [cluster.name_server]
-    completion = send(engine)
-    assert isinstance(completion.error, NameServerUnavailableError)
 
 
 def test_dead_name_servers_do_not_stop_a_known_route(cluster, make_engine):
