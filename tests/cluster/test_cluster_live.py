@@ -197,14 +197,3 @@ def test_acl_and_tls_refuse_other_clients() -> None:
         assert keys.secret_key not in " ".join(broker.spec.command)
     assert not broker.alive
     assert not folder.exists(), "a temporary home is removed"
-
-
-@pytest.mark.slow
-def test_permissive_tls() -> None:
-    """Start a cluster with permissive TLS. `tests/producer/conformance/test_tls.py` has clients."""
-    with LocalCluster(brokers=1, tls="permissive") as cluster:
-        broker = cluster.brokers[0]
-        place = (cluster.name_server, broker.name, broker.address)
-        Probe(tls_ca=cluster.tls_ca).check_broker(*place)
-        Probe().check_broker(*place)
-        cluster.create_topic("over_tls")

@@ -85,19 +85,6 @@ def test_send_routes_tail_check(name_server: str) -> None:
     assert as_json("check", "-n", name_server, "-t", "shell", *PATIENT)["ok"]
 
 
-def test_lines_of_standard_input_are_messages(name_server: str) -> None:
-    lines = '{"body": {"a": 1}, "keys": ["x"]}\n{"value": "plain"}\n'
-    rocket_sink("send", "-n", name_server, "-t", "lines", "--json-lines", *PATIENT, stdin=lines)
-    assert sorted(bodies(name_server, "lines")) == ["plain", '{"a": 1}']
-
-
-def test_a_message_that_cannot_be_sent_is_exit_code_1(name_server: str) -> None:
-    long = f"note={'x' * 33_000}"
-    done = rocket_sink("send", "-n", name_server, "-t", "shell", "--property", long, "b", code=1)
-    assert "PROPERTIES_TOO_LARGE" in done.err
-    rocket_sink("send", "-n", name_server, "-t", "no topic", "body", code=2)
-
-
 def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
     checked = as_json("check", "-n", f"{name_server};127.0.0.1:1", *PATIENT, code=1)
     states = {finding["what"]: finding["state"] for finding in checked["findings"]}
@@ -163,11 +150,6 @@ class TestStreamAndBackfill:
         assert (counts["acked"], counts["dead"]) == (GOOD, EMPTY + LATE)
         assert len(bodies(world["ns"], "story")) == GOOD
 
-    @pytest.mark.slow
-    def test_2_a_second_run_sends_nothing(self, spark: Any, world: dict[str, str]) -> None:
-        assert self.stream(spark, world)["rows_read"] == 0
-        assert len(bodies(world["ns"], "story")) == GOOD
-
     def test_3_letters_of_a_closed_topic_are_sent_when_it_opens(
         self, spark: Any, world: dict[str, str]
     ) -> None:
@@ -183,12 +165,6 @@ class TestStreamAndBackfill:
         again = self.backfill(spark, world)
         assert (again["selected"], again["resent"]) == (0, 0)
         assert len(bodies(world["ns"], CLOSED)) == LATE
-
-    @pytest.mark.slow
-    def test_4_what_no_broker_takes_stays_pending(self, spark: Any, world: dict[str, str]) -> None:
-        done = self.backfill(spark, world, "--reason", "data", code=1)
-        assert (done["resent"], done["failed"], done["pending"]) == (0, EMPTY, EMPTY)
-        assert done["codes"] == {"EMPTY_BODY": EMPTY}
 
     def test_5_the_report_tells_the_same(self, world: dict[str, str]) -> None:
         report = as_json("report", "-l", world["ledger"])

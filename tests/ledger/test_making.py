@@ -5,9 +5,6 @@ delta-rs judges the contents of the table.
 
 import contextlib
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -139,56 +136,6 @@ def test_where_no_lock_can_be_had_the_table_is_read_again(
         at_once(WRITERS, lambda path=path, ids=ids: ids.add(Ledger(path).create(spark)))
         assert len(ids) == 1
         check_made(path, 0)
-
-
-DRIVER = """
-    import sys
-    sys.path[:0] = {path!r}
-    from ledger.values import context, sends
-    from rocket_sink import build_session
-    from rocket_sink.ledger.driver.ledger import Ledger
-    spark = build_session("maker", master="local[1]", conf={{"spark.driver.memory": "600m"}})
-    spark.range(1).count()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for number in range({rounds}):
-        ledger = Ledger({root!r} + "/" + str(number))
-        ledger_id = ledger.create(spark)
-        ledger.append(spark, sends(context(), 2))
-        print(ledger_id, flush=True)
-    spark.stop()
-"""
-
-
-@pytest.mark.slow
-def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) -> None:
-    path = [str(Path(__file__).parents[1]), *sys.path]
-    code = textwrap.dedent(DRIVER).format(path=path, root=str(tmp_path), rounds=ROUNDS)
-    drivers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    try:
-        for driver in drivers:
-            assert driver.stdout is not None
-            assert driver.stdout.readline() == "ready\n"
-        for driver in drivers:
-            assert driver.stdin is not None
-            driver.stdin.write("\n")
-            driver.stdin.flush()
-        outputs = [driver.communicate(timeout=300) for driver in drivers]
-    finally:
-        for driver in drivers:
-            driver.kill()
-            driver.wait()
-    assert [driver.returncode for driver in drivers] == [0, 0], [err for _, err in outputs]
-    assert outputs[0][0] == outputs[1][0]
-    assert len(outputs[0][0].split()) == ROUNDS
-    for number in range(ROUNDS):
-        check_made(tmp_path / str(number), 4)
 
 
 @pytest.fixture(scope="module")
