@@ -1,7 +1,7 @@
 """Measures `compressType=...-all`: rate, CPU and bytes on the brokers' disks against plain batches.
 
-    python -m tests.task.compressed                    10,000 rows of 8 KiB, six rounds
-    python -m tests.task.compressed --body words       JSON that shrinks less
+    python -m benchmarks.compressed                    10,000 rows of 8 KiB, six rounds
+    python -m benchmarks.compressed --body words       JSON that shrinks less
 
 Each round sends the same rows by all kinds in turn. Printed are medians of the rounds' ratios to
 plain batches, without the first round. Disk bytes are the growth of the commit logs' offsets.
@@ -18,16 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pyarrow as pa
 
+from rocket_sink import TableProducer
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.common.output import line
-from rocket_sink.ledger.records import RunContext
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from tests.clusters import make_topic
-from tests.task.one_task import run_task
 
-CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KINDS = {"plain": None, "lz4": 5, "zstd-1": 1, "zstd-5": 5, "zlib-1": 1, "zlib-5": 5}
 """Kinds, and their compressLevel."""
 
@@ -63,15 +60,16 @@ def body(draw: random.Random, part: Callable[[random.Random], dict[str, Any]]) -
 
 def measure(cluster: LocalCluster, admin: Admin, kind: str, bodies: list[bytes]) -> list[float]:
     """Send the bodies; return rows a second, CPU seconds of client and brokers, and disk bytes."""
-    options: dict[str, Any] = {"nameServer": cluster.name_server}
+    options: dict[str, Any] = {"nameServer": cluster.name_server, "topic": kind}
     level = KINDS[kind]
     if level is not None:
         options |= {"compressType": kind[:4].rstrip("-") + "-all"}
         options |= {"compressLevel": level}
     before, began_s = counters(cluster, admin), time.monotonic()
     with tempfile.TemporaryDirectory() as ledger:
-        parsed = SinkOptions.parse({**options, "ledger": ledger}, topic=kind)
-        assert run_task(parsed, CTX, {"body": bodies}).acked == len(bodies)
+        with TableProducer(**options, ledger=ledger) as producer:
+            sent = producer.send(pa.table({"body": bodies}))
+        assert sent.summary.acked == len(bodies)
     seconds = time.monotonic() - began_s
     growth = [new - old for new, old in zip(counters(cluster, admin), before, strict=True)]
     return [len(bodies) / seconds, *growth]
@@ -90,7 +88,7 @@ def counters(cluster: LocalCluster, admin: Admin) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.task.compressed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compressed", description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--body", choices=["event", "words"], default="event")
@@ -104,7 +102,7 @@ def main() -> None:
         Admin(nameServer=cluster.name_server, timeout_s=30.0) as admin,
     ):
         for kind in KINDS:
-            make_topic(cluster, kind)
+            cluster.create_topic(kind)
         for _ in range(arguments.rounds):
             for kind, results in rounds.items():
                 results.append(measure(cluster, admin, kind, bodies))
