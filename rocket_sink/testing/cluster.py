@@ -141,6 +141,11 @@ class FakeCluster:
         for broker in self.brokers:
             broker.check_transactions()
 
+    def requests(self, *codes: int) -> list[Frame]:
+        """Return the requests to all brokers, broker by broker; without codes, those of any."""
+        frames = [frame for broker in self.brokers for frame in broker.requests]
+        return [frame for frame in frames if not codes or frame.code in codes]
+
     def messages(self, topic: str) -> list[StoredMessage]:
         """Return a topic's stored messages, broker by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]

@@ -20,15 +20,10 @@ from tests.clusters import make_topic, read_topic
 from tests.damaged import damaged
 from tests.ledger.values import spool_rows
 
-from .lanes import LANES
-
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROWS = 8_000
 KEYS = 200
-STREAM_ROWS = 40_000
-# The crash harness plays these faults with foreachBatch.
-STREAMS = LANES[:2]
 CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 

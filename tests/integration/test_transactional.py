@@ -20,15 +20,12 @@ from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.transactions import TransactionCommitter
+from tests.killed import Killed
 from tests.producer.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
 ROWS = 300
 TOPIC = "decided"
-
-
-class Killed(BaseException):
-    """The death of the driver, which its code cannot catch."""
 
 
 @pytest.fixture(scope="module")

@@ -30,15 +30,12 @@ from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
+from tests.killed import Killed, kill_at
 from tests.ledger.values import write_spool
 
 from .values import accounts, context, leave_to_spark, letter, sends, write_manifest
 
 pytestmark = pytest.mark.spark
-
-
-class Killed(BaseException):
-    """A stand-in for SIGKILL: no handler catches it."""
 
 
 def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
@@ -62,17 +59,6 @@ def left(root: Path) -> list[str]:
 def tables(tmp_path_factory):
     """Return a table for all tests that only count their own partitions: a table takes seconds."""
     return tmp_path_factory.mktemp("ledger")
-
-
-def kill_at(wanted: str, times: int = 1):
-    counts = Counter()
-
-    def on_step(step: str) -> None:
-        counts[step] += 1
-        if step == wanted and counts[step] == times:
-            raise Killed(step)
-
-    return on_step
 
 
 def test_without_a_spool_there_is_nothing_to_do(spark, tmp_path):

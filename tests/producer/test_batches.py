@@ -13,10 +13,6 @@ from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import RequestCode
 
 
-def sent(cluster, code):
-    return [f for broker in cluster.brokers for f in broker.requests if f.code == code]
-
-
 def limit_bodies(cluster, most, code=13, remark="the message body is too large"):
     """Let brokers refuse larger bodies, as with a smaller maxMessageSize of their own."""
     for broker in cluster.brokers:
@@ -31,9 +27,9 @@ def test_a_body_near_the_limit_is_sent_as_a_single_message(cluster, make_produce
     limit_bodies(cluster, 1000)
     results = producer.send_batch([small, small, large, small])
     assert len(results) == 3
-    alone = sent(cluster, RequestCode.SEND_MESSAGE_V2)
+    alone = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert sorted(frame.body for frame in alone) == sorted([large.body, small.body])
-    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) == 1
+    assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) == 1
     stored = cluster.messages("orders")
     assert sorted(len(m.body) for m in stored) == [10, 10, 10, 990]
     ids = [i for result in results for i in result.message_id.split(",")]
@@ -49,7 +45,7 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
     assert [int(m.body) for m in stored] == list(range(11)), "halves keep their order and queue"
     ids = [i for result in results for i in result.message_id.split(",")]
     assert ids == [m.message_id for m in stored]
-    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) < 11
+    assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) < 11
 
 
 @pytest.mark.parametrize("automatic", [False, True])
@@ -65,7 +61,7 @@ def test_later_batches_have_no_size_that_a_broker_has_refused(cluster, make_prod
             assert all(future.result(0) for future in futures)
         else:
             producer.send_batch(messages)
-        bodies = [len(f.body) for f in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)]
+        bodies = [len(f.body) for f in cluster.requests(RequestCode.SEND_BATCH_MESSAGE)]
         requests.append(len(bodies) - sum(requests))
         refused.append(sum(size > 20_000 for size in bodies))
         assert len(cluster.messages("orders")) == 2000 * (repetition + 1)
@@ -125,9 +121,8 @@ def test_a_batch_has_no_more_messages_than_brokers_count(
             3,
             2,
         ]
-    counts = [
-        len(list(iter_batch(frame.body))) for frame in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)
-    ]
+    sends = cluster.requests(RequestCode.SEND_BATCH_MESSAGE)
+    counts = [len(list(iter_batch(frame.body))) for frame in sends]
     assert max(counts) == 3
     assert sorted(int(message.body) for message in cluster.messages("orders")) == list(range(8))
 

@@ -27,16 +27,11 @@ def test_every_request_names_the_group_in_its_namespace(cluster, producer):
     producer.send_in_transaction(message, lambda m, a: COMMIT)
     until(lambda: len(cluster.messages("ns%orders")) == 5)
 
-    def has_beaten():
-        frames = [f for broker in cluster.brokers for f in broker.requests]
-        return any(f.code == RequestCode.HEART_BEAT for f in frames)
-
     # Heartbeats go with the work: an unused producer has no thread to send them.
-    until(lambda: producer.send(message) and has_beaten())
+    until(lambda: producer.send(message) and cluster.requests(RequestCode.HEART_BEAT))
     producer.close()
-    frames = [f for broker in cluster.brokers for f in broker.requests]
     codes = set()
-    for frame in frames:
+    for frame in cluster.requests():
         ext = frame.ext or {}
         codes.add(int(frame.code))
         if frame.code == RequestCode.GET_TOPIC_CONFIG:
@@ -114,7 +109,7 @@ def test_every_header_names_the_namespace_of_version_2(cluster, secret):
             until(lambda: len(cluster.messages("orders")) == 205)
         with Admin(**options) as admin:
             admin.topic_attributes("orders")
-    frames += [frame for broker in cluster.brokers for frame in broker.requests]
+    frames += cluster.requests()
     for frame in frames:
         ext = dict(frame.ext or {})
         assert (ext.get("ns"), ext.get("nsd")) == ("prod", "true"), frame

@@ -19,8 +19,7 @@ def age(*brokers):
 
 
 def sends(cluster):
-    codes = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-    return [f for broker in cluster.brokers for f in broker.requests if f.code in codes]
+    return cluster.requests(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
 @pytest.mark.parametrize("timer", TIMED)

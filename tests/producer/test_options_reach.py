@@ -19,10 +19,6 @@ from tests.producer.conftest import send
 from tests.producer.waiting import until
 
 
-def requests_of(cluster, *codes):
-    return [r for broker in cluster.brokers for r in broker.requests if r.code in codes]
-
-
 @pytest.mark.parametrize("sharding_hash", ["java", "java_long", "siphash24", "rendezvous"])
 def test_sharding_hash(cluster, make_producer, sharding_hash):
     for broker in cluster.brokers:
@@ -43,7 +39,7 @@ def test_compress_type(cluster, make_producer, name, module):
     pytest.importorskip(module)
     body = b"again and " * 1000
     make_producer(compressType=name).send(Message("orders", body))
-    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    (request,) = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     kind = CompressionType.of_sys_flag(int(request.ext["f"]))
     assert kind.name == name.removesuffix("-all").upper()
     assert len(request.body) < len(body)
@@ -62,7 +58,7 @@ def test_compress_type(cluster, make_producer, name, module):
 def test_compress_level(cluster, make_producer, options, frame):
     body = b"".join(b"%d %d," % (n, n * n % 977) for n in range(4000))
     make_producer(**options).send(Message("orders", body))
-    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    (request,) = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert request.body == frame(body)
 
 
@@ -73,7 +69,7 @@ def zstandard_frame(body, level):
 
 def test_no_compression(cluster, make_producer):
     make_producer(compressType="none").send(Message("orders", bytes(10_000)))
-    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    (request,) = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert (len(request.body), request.ext["f"]) == (10_000, "0")
 
 
@@ -101,7 +97,7 @@ def test_topics_made_on_the_fly(cluster, make_producer):
     producer.send_batch([Message("new", b"y")] * 2)
     producer.send_oneway(Message("new", b"z"))
     until(lambda: len(cluster.messages("new")) == 4)
-    sends = requests_of(cluster, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+    sends = cluster.requests(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     assert [(r.ext["c"], r.ext["d"]) for r in sends] == [("template", "2")] * 3
     assert len(producer.fetch_publish_message_queues("new")) == 4
 
@@ -121,8 +117,8 @@ def test_client_id(cluster, make_producer):
     producer = make_producer(clientIp="10.1.2.3", instanceName="one", heartbeatBrokerInterval=100)
     queue = MessageQueue("orders", cluster.brokers[0].name, 0)
     producer.send(Message("orders", b"x"), queue=queue)
-    until(lambda: requests_of(cluster, RequestCode.HEART_BEAT))
-    (beat, *_) = requests_of(cluster, RequestCode.HEART_BEAT)
+    until(lambda: cluster.requests(RequestCode.HEART_BEAT))
+    (beat, *_) = cluster.requests(RequestCode.HEART_BEAT)
     assert json.loads(bytes(beat.body))["clientID"] == "10.1.2.3@one"
 
 

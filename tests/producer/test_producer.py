@@ -69,15 +69,10 @@ def test_callbacks_alone_need_a_second_thread(cluster, make_producer):
     assert not begun(before)
 
 
-def heartbeats(cluster):
-    frames = [frame for broker in cluster.brokers for frame in broker.requests]
-    return sum(frame.code == RequestCode.HEART_BEAT for frame in frames)
-
-
 def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
     producer = make_producer(heartbeatBrokerInterval=100)
     producer.send(Message("orders", b"x"))
-    until(lambda: heartbeats(cluster) >= 3)
+    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 3)
     assert producer.send(Message("orders", b"y")).message_id
 
 
@@ -85,7 +80,7 @@ def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
 def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, mode):
     producer = make_producer(heartbeatBrokerInterval=100)
     getattr(producer, mode)(Message("orders", b"x"))
-    until(lambda: heartbeats(cluster) >= 2)
+    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 2)
     cluster.kill()
     peek = producer._session.engine.client.peek
     until(lambda: not any(peek(broker.address) for broker in cluster.brokers))
@@ -93,7 +88,7 @@ def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, m
     for broker in cluster.brokers:
         broker.requests.clear()
         broker.restart()
-    until(lambda: heartbeats(cluster) >= 2, 20.0)
+    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 2, 20.0)
 
 
 def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
@@ -101,7 +96,7 @@ def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
     producer = Producer(nameServer=cluster.name_server, heartbeatBrokerInterval=100)
     producer.send_oneway(Message("orders", b"x"))
     # The producer's thread has had a look, and sleeps again.
-    until(lambda: heartbeats(cluster) >= 2)
+    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 2)
     del producer
     # The producer's thread may hold it for a moment, so the first collection may find it in use.
     until(lambda: gc.collect() >= 0 and not begun(before))
@@ -228,9 +223,7 @@ def test_oneway_is_stored(cluster, make_producer):
     for number in range(5):
         producer.send_oneway(Message("orders", b"%d" % number))
     producer.send(Message("orders", b"after"))
-    frames = [
-        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_MESSAGE_V2
-    ]
+    frames = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert sum(f.is_oneway for f in frames) == 5
 
 
@@ -238,9 +231,7 @@ def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
     producer = make_producer(maxMessageSize=2000)
     messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(8)]
     results = producer.send_batch(messages)
-    sends = [
-        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_BATCH_MESSAGE
-    ]
+    sends = cluster.requests(RequestCode.SEND_BATCH_MESSAGE)
     assert len(results) == len(sends) == 4
     assert all(len(f.body) <= 2000 for f in sends)
     assert all(len(f.body) > 700 + INNER_OVERHEAD_BYTES for f in sends)
@@ -277,9 +268,7 @@ def test_compression_round_trip(cluster, make_producer, kind):
     make_producer(compressType=kind).send(Message("orders", body))
     (stored,) = cluster.messages("orders")
     assert stored.body == body and stored.sys_flag & 1
-    sent = next(
-        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_MESSAGE_V2
-    )
+    (sent,) = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert len(sent.body) < 1000
 
 
@@ -468,7 +457,7 @@ def test_requests_are_signed_with_references_resolved_late(
     producer = make_producer(accessKey="env:RMQ_USER", secretKey=f"file:{tmp_path}/secret")
     producer.send(Message("orders", b"x"))
     producer.send_batch([Message("orders", b"y")])
-    for frame in (f for b in cluster.brokers for f in b.requests):
+    for frame in cluster.requests():
         assert frame.ext["AccessKey"] == "alice" and frame.ext["Signature"]
     assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._session.engine)
 

@@ -166,7 +166,7 @@ def test_a_producer_goes_on_when_the_files_are_right_again(front, cluster, autho
 
 
 def _heartbeats(cluster):
-    requests = [frame for broker in cluster.brokers for frame in broker.requests]
+    requests = cluster.requests()
     return sum(frame.code == RequestCode.HEART_BEAT for frame in requests)
 
 

@@ -24,15 +24,6 @@ def halves(cluster):
     return [half for broker in cluster.brokers for half in broker.half_messages()]
 
 
-def ends(cluster):
-    return [
-        frame
-        for broker in cluster.brokers
-        for frame in broker.requests
-        if frame.code == RequestCode.END_TRANSACTION
-    ]
-
-
 def test_a_committed_message_is_delivered_after_execute(cluster, make_producer):
     calls = []
 
@@ -59,7 +50,7 @@ def test_a_rolled_back_message_never_appears(cluster, make_producer):
 @pytest.mark.parametrize("answer", [UNKNOWN, None, "yes"])
 def test_without_a_clear_answer_the_half_message_waits(cluster, make_producer, answer):
     result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
-    until(lambda: ends(cluster))
+    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
     assert result.state is UNKNOWN and not result.ended and len(halves(cluster)) == 1
     assert isinstance(result.local_error, TypeError) == (answer == "yes")
 
@@ -69,9 +60,9 @@ def test_what_execute_raises_is_reported(cluster, make_producer):
         raise ValueError("no money")
 
     result = make_producer().send_in_transaction(Message("orders", b"x"), execute)
-    until(lambda: ends(cluster))
+    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
     assert isinstance(result.local_error, ValueError) and result.state is UNKNOWN
-    assert "no money" in ends(cluster)[0].remark
+    assert "no money" in cluster.requests(RequestCode.END_TRANSACTION)[0].remark
 
 
 class Unspeakable(Exception):
@@ -87,9 +78,9 @@ def test_an_end_is_sent_whatever_text_an_exception_has(cluster, make_producer, e
         raise error
 
     result = make_producer().send_in_transaction(Message("orders", b"x"), execute)
-    until(lambda: ends(cluster))
+    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
     assert result.local_error is error and result.end_error is None
-    assert ends(cluster)[0].remark.endswith(said)
+    assert cluster.requests(RequestCode.END_TRANSACTION)[0].remark.endswith(said)
 
 
 def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
@@ -119,7 +110,7 @@ def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
         make_producer().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
     with pytest.raises(MessageError):
         make_producer().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
-    assert not called and not ends(cluster)
+    assert not called and not cluster.requests(RequestCode.END_TRANSACTION)
 
 
 def test_no_thread_without_a_listener(make_producer):
@@ -144,7 +135,7 @@ def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
     assert [m.message_id for m in messages] == [result.transaction_id]
     assert (messages[0].topic, messages[0].body) == ("orders", b"x")
     assert len(cluster.messages("orders")) == delivered
-    assert ends(cluster)[-1].ext["fromTransactionCheck"] == "true"
+    assert cluster.requests(RequestCode.END_TRANSACTION)[-1].ext["fromTransactionCheck"] == "true"
 
 
 def test_a_check_without_a_topic_is_answered_too(cluster, make_producer):
@@ -156,7 +147,7 @@ def test_a_check_without_a_topic_is_answered_too(cluster, make_producer):
     check = Frame(RequestCode.CHECK_TRANSACTION_STATE, offsets, half, flag=ONEWAY_FLAG)
     for number in range(2):
         cluster.brokers[0].send_request(check)
-        until(lambda number=number: len(ends(cluster)) > number)
+        until(lambda number=number: len(cluster.requests(RequestCode.END_TRANSACTION)) > number)
 
 
 def test_a_check_that_cannot_be_answered_stops_no_other(cluster, make_producer, monkeypatch):
@@ -211,14 +202,14 @@ def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_p
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
     producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    until(lambda: ends(cluster))
+    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
     cluster.check_transactions()
-    until(lambda: len(ends(cluster)) == 2)
+    until(lambda: len(cluster.requests(RequestCode.END_TRANSACTION)) == 2)
     for queue in other.fetch_publish_message_queues("orders"):
         other.send(Message("orders", b"behind the check"), queue=queue)
     assert other._session.transactions._checks is None, "a check of a foreign group was taken over"
     assert message_ids == [result.transaction_id] and len(halves(cluster)) == 1
-    assert "the database is down" in ends(cluster)[-1].remark
+    assert "the database is down" in cluster.requests(RequestCode.END_TRANSACTION)[-1].remark
 
 
 def _greeted(broker, producer):

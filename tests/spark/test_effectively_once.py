@@ -86,9 +86,7 @@ class World:
         assert self.stored() == self.expected()
 
     def questions(self) -> int:
-        return sum(
-            r.code == RequestCode.QUERY_MESSAGE for b in self.cluster.brokers for r in b.requests
-        )
+        return len(self.cluster.requests(RequestCode.QUERY_MESSAGE))
 
 
 def rows_of(count: int) -> pa.Table:

@@ -82,11 +82,10 @@ class World:
         return [half for broker in self.cluster.brokers for half in broker.half_messages()]
 
     def ends(self) -> list[Any]:
-        return [r for b in self.cluster.brokers for r in b.requests if r.code == END]
+        return self.cluster.requests(END)
 
     def questions(self) -> int:
-        codes = [r.code for b in self.cluster.brokers for r in b.requests]
-        return codes.count(RequestCode.QUERY_MESSAGE)
+        return len(self.cluster.requests(RequestCode.QUERY_MESSAGE))
 
 
 def rows_of(count: int) -> pa.Table:
@@ -147,8 +146,7 @@ def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> N
 
 
 def _heartbeats(world: World) -> list[bytes]:
-    requests = [request for broker in world.cluster.brokers for request in broker.requests]
-    return [bytes(r.body or b"") for r in requests if r.code == RequestCode.HEART_BEAT]
+    return [bytes(r.body or b"") for r in world.cluster.requests(RequestCode.HEART_BEAT)]
 
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])

@@ -28,15 +28,12 @@ from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from tests.killed import Killed
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
 
 pytestmark = pytest.mark.spark
 ROWS = 40
-
-
-class Killed(BaseException):
-    """The driver dies: no handler sees it."""
 
 
 class Query:

@@ -29,6 +29,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
+from tests.killed import Killed, kill_at
 from tests.ledger.values import accounts, context, letter, sends, write_spool
 from tests.run_command import run_command
 from tests.stores.server import SECRET, S3Server
@@ -45,10 +46,6 @@ STEPS: Final = (
     ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
 )  # fmt: skip
 SHORT_STEPS: Final = (("append", 1), ("appended", 1), ("delete", 2))
-
-
-class Killed(BaseException):
-    """The process dies as if by SIGKILL: no handler sees it."""
 
 
 class World:
@@ -361,17 +358,6 @@ def kills(world: World) -> Findings:
     return {"deaths": len(steps), "rows": sum(expected.values())}, judge.broken
 
 
-def kill_at(wanted: str, times: int = 1) -> Callable[[str], None]:
-    counts: Counter[str] = Counter()
-
-    def on_step(step: str) -> None:
-        counts[step] += 1
-        if step == wanted and counts[step] == times:
-            raise Killed(step)
-
-    return on_step
-
-
 def timed(play: Callable[[World], Findings], world: World) -> dict[str, Any]:
     """Return a case's result."""
     began = time.monotonic()
@@ -380,10 +366,6 @@ def timed(play: Callable[[World], Findings], world: World) -> dict[str, Any]:
         "name": play.__name__, "figures": figures, "broken": broken,
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, default=str)
 
 
 def command_line(world: World) -> Findings:

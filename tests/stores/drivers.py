@@ -18,7 +18,6 @@ from tests.stores.cases import spool
 from tests.stores.server import s3_options
 
 ROOT: Final = Path(__file__).parents[2]
-_START_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Work:
     """The work of one driver, done `times` times.
 
     Attributes:
-        kind: append (Spark's Delta, by `Ledger.append`), fold (spool, then fold), epoch
-            (`sink.write`), delta-rs (`write_deltalake`).
+        kind: append (Spark's Delta, by `Ledger.append`), fold (spool, then fold), delta-rs
+            (`write_deltalake`).
         first: the number of the driver's first partition, by which each row's writer is known.
     """
 
@@ -36,7 +35,6 @@ class Work:
     uri: str
     first: int
     times: int
-    name_server: str = ""
 
 
 class Driver:
@@ -91,7 +89,7 @@ def together(works: Sequence[Work]) -> list[dict[str, Any]]:
 
 
 def main(work: Work) -> None:
-    turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs, "epoch": _epoch}[work.kind]
+    turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs}[work.kind]
     write = turn(work)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -137,23 +135,6 @@ def _fold(work: Work) -> Any:
         spool(place, number)
         fold(spark, place, wait_s=300)
         return 2
-
-    return write
-
-
-def _epoch(work: Work) -> Any:
-    from rocket_sink import RocketSink
-
-    spark = _session(work)
-    sink = RocketSink(
-        nameServer=work.name_server, topic="t", ledger=work.uri, sendMsgTimeout=60_000,
-        foldIntervalMs=3_600_000,
-    )  # fmt: skip
-    frame = spark.createDataFrame([("x",)] * 2, "body string").coalesce(1)
-
-    def write(number: int) -> int:
-        done = sink.write(frame)
-        return int(done.acked)
 
     return write
 

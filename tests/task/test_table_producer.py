@@ -142,7 +142,7 @@ def test_no_table(make: Callable[..., TableProducer], data: Any) -> None:
 def test_wrong_columns(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
     with pytest.raises(ColumnError, match="did you mean 'body'"):
         make().send(pa.table({"payload": [b"x"]}))
-    sends = [f for b in cluster.brokers for f in b.requests if f.code != RequestCode.HEART_BEAT]
+    sends = [f for f in cluster.requests() if f.code != RequestCode.HEART_BEAT]
     assert not sends
 
 
@@ -301,7 +301,7 @@ def test_a_row_that_is_too_large_does_not_shrink_later_batches(
     bodies = [poison if n == 700 else b"%d" % n for n in range(3000)]
     result = producer.send(pa.table({"body": bodies}))
     assert (result.summary.acked, result.summary.dead) == (2999, 1)
-    before = sum(is_send(r) for broker in cluster.brokers for r in broker.requests)
+    before = sum(is_send(r) for r in cluster.requests())
     assert before <= 60, "the row is found by halving"
     assert producer.send(table()).summary.all_delivered
-    assert sum(is_send(r) for broker in cluster.brokers for r in broker.requests) <= before + 8
+    assert sum(is_send(r) for r in cluster.requests()) <= before + 8

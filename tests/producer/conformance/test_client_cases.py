@@ -73,12 +73,7 @@ def test_c46_a_sync_send_and_a_body_at_the_compression_limit(cluster, make_produ
     result = producer.send(Message("orders", bytes(size)))
     assert result.status == "SEND_OK"
     assert (result.offset_message_id, result.queue_offset) == ("123", 456)
-    (sent,) = [
-        frame
-        for broker in cluster.brokers
-        for frame in broker.requests
-        if frame.code == RequestCode.SEND_MESSAGE_V2
-    ]
+    (sent,) = cluster.requests(RequestCode.SEND_MESSAGE_V2)
     assert int(sent.ext["f"]) & SysFlag.COMPRESSED == flag
     assert (sent.body == bytes(size)) is (flag == 0)
 

@@ -72,12 +72,7 @@ def test_the_documented_commands_find_a_message_of_any_age(real, topic):
             if name == "queryMsgByUniqueKey":
                 with suppress(ClusterError):  # The scripted cluster has no such message.
                     admin(fake.name_server, name, *arguments, version=version)
-        asked = [
-            frame.ext["beginTimestamp"]
-            for broker in fake.brokers
-            for frame in broker.requests
-            if frame.code == RequestCode.QUERY_MESSAGE
-        ]
+        asked = [frame.ext["beginTimestamp"] for frame in fake.requests(RequestCode.QUERY_MESSAGE)]
     assert asked and set(asked) == {"0"}
 
 

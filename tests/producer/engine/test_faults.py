@@ -345,7 +345,7 @@ def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
     until = engine.clock() + 2
     while engine.clock() < until:
         engine.client.poll(0.02)
-        answers = [f for b in cluster.brokers for f in b.requests if f.is_response]
+        answers = [f for f in cluster.requests() if f.is_response]
         if answers:
             break
     assert answers[0].code == 3
@@ -360,13 +360,10 @@ def test_heartbeats_and_unregister_have_the_group(cluster, make_engine):
     engine.client.poll(0.05)
     engine.close()
 
-    def received(code):
-        return [f for b in cluster.brokers for f in b.requests if f.code == code]
-
-    until(lambda: received(RequestCode.UNREGISTER_CLIENT))
-    beats = received(RequestCode.HEART_BEAT)
+    until(lambda: cluster.requests(RequestCode.UNREGISTER_CLIENT))
+    beats = cluster.requests(RequestCode.HEART_BEAT)
     assert beats and b'"mine"' in bytes(beats[0].body)
-    assert received(RequestCode.UNREGISTER_CLIENT)[0].ext["producerGroup"] == "mine"
+    assert cluster.requests(RequestCode.UNREGISTER_CLIENT)[0].ext["producerGroup"] == "mine"
 
 
 def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine):

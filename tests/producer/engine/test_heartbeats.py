@@ -185,9 +185,6 @@ def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, m
     engine.submit(request())
     engine.drain()
 
-    def asked(code):
-        return any(frame.code == code for broker in cluster.brokers for frame in broker.requests)
-
-    until(lambda: engine.drive() or asked(RequestCode.HEART_BEAT))
+    until(lambda: engine.drive() or cluster.requests(RequestCode.HEART_BEAT))
     engine.close()
-    assert asked(RequestCode.UNREGISTER_CLIENT)
+    assert cluster.requests(RequestCode.UNREGISTER_CLIENT)

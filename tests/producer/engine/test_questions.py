@@ -26,11 +26,7 @@ Make = Callable[..., Producer]
 
 
 def asked(cluster: FakeCluster) -> int:
-    return sum(
-        frame.code == RequestCode.GET_TOPIC_CONFIG
-        for broker in cluster.brokers
-        for frame in broker.requests
-    )
+    return len(cluster.requests(RequestCode.GET_TOPIC_CONFIG))
 
 
 def bodies(cluster: FakeCluster, topic: str) -> list[bytes]:
@@ -38,8 +34,7 @@ def bodies(cluster: FakeCluster, topic: str) -> list[bytes]:
 
 
 def batches(cluster: FakeCluster) -> int:
-    code = RequestCode.SEND_BATCH_MESSAGE
-    return sum(frame.code == code for broker in cluster.brokers for frame in broker.requests)
+    return len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE))
 
 
 @pytest.mark.parametrize("blank", [(), "\t"])

@@ -112,20 +112,16 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
     broker.on_send(Drop(stores=False), times=1)
     engine.submit(request(2, verify_ids=("ID2",), queue=queue))
     # The broker lives.
-    while engine.pending and len(requests_of(cluster, RequestCode.HEART_BEAT)) < 4:
+    while engine.pending and len(cluster.requests(RequestCode.HEART_BEAT)) < 4:
         engine.drive()
     assert engine.pending == 1 and not engine.stored_checks.open
-
-
-def requests_of(cluster: FakeCluster, code: RequestCode) -> list[Any]:
-    return [frame for broker in cluster.brokers for frame in broker.requests if frame.code == code]
 
 
 def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
     cluster.on_send(Drop(), times=None)
     completion = send(make_engine(**QUICK), batch(50))
     assert completion.found_stored and len(bodies(cluster)) == 50
-    queries = requests_of(cluster, RequestCode.QUERY_MESSAGE)
+    queries = cluster.requests(RequestCode.QUERY_MESSAGE)
     assert {(r.ext or {})["key"] for r in queries} == {"B0", "B49"}
 
 
@@ -145,7 +141,7 @@ def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_e
     completion = send(make_engine(**QUICK), request(1, verify_ids=("ID1",)))
     assert completion.outcome is Outcome.UNKNOWN
     assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
-    assert len(requests_of(cluster, RequestCode.QUERY_MESSAGE)) == 1
+    assert len(cluster.requests(RequestCode.QUERY_MESSAGE)) == 1
 
 
 def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):

@@ -270,10 +270,7 @@ class TestWhatMayBeStored:
     def questions(cluster: FakeCluster) -> set[str]:
         """Return the ids that brokers were asked for, without the look-up that only wakes them."""
         ids = {
-            (request.ext or {})["key"]
-            for broker in cluster.brokers
-            for request in broker.requests
-            if request.code == RequestCode.QUERY_MESSAGE
+            (request.ext or {})["key"] for request in cluster.requests(RequestCode.QUERY_MESSAGE)
         }
         return ids - {"-"}
 
@@ -328,9 +325,8 @@ class TestWhatMayBeStored:
         bed.send(letters([None], delay_level=[3], open=[True]))
         topics = {
             (request.ext or {})["topic"]
-            for broker in bed.cluster.brokers
-            for request in broker.requests
-            if request.code == RequestCode.QUERY_MESSAGE and (request.ext or {})["key"] != "-"
+            for request in bed.cluster.requests(RequestCode.QUERY_MESSAGE)
+            if (request.ext or {})["key"] != "-"
         }
         assert topics == {TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"}
 
