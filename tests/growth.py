@@ -13,8 +13,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +34,7 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.growth import keep_small
 from tests.ledger.values import accounts, confirmed, context, sends
 from tests.memory import PEAK_MB
+from tests.python import run_python
 
 QUERY: Final = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
 START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
@@ -167,10 +166,7 @@ class Growth:
         root = Path(self.place.root)
         log = list((root / "_delta_log").iterdir())
         stored = list(root.glob("kind=*/*.parquet"))
-        done = subprocess.run(
-            [sys.executable, "-c", REPORT, "report", "--ledger", str(root), "--json"],
-            capture_output=True, text=True, check=True, timeout=3600,
-        )  # fmt: skip
+        done = run_python("-c", REPORT, "report", "--ledger", str(root), "--json", timeout_s=3600)
         assert json.loads(done.stdout)["verdict"], "the report is empty"
         cpu_s, memory_mb = done.stderr.split()[-2:]
         table = DeltaTable(root)

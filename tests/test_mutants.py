@@ -1,7 +1,6 @@
 """The mistakes that `python -m tools.mutants` plants, and its choice of lines."""
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -9,6 +8,7 @@ from random import Random
 import pytest
 
 pytest.importorskip("mutmut")
+from tests.python import run_python
 from tools import mutants
 from tools.mutant_places import Source
 
@@ -95,9 +95,7 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     that cannot be imported is an error."""
     files = {"rocket_sink/__init__.py": "", "rocket_sink/x.py": SOURCE, "tests/test_x.py": TEST}
     repository(tmp_path, files, monkeypatch)
-    done = subprocess.run(
-        [sys.executable, "-c", JUDGE, tmp_path], capture_output=True, text=True, timeout=300
-    )
+    done = run_python("-c", JUDGE, tmp_path, timeout_s=300, may_fail=True)
     assert done.stdout.splitlines() == [
         "8 no test runs the line",
         "2 None",

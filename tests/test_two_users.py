@@ -2,12 +2,13 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.python import run_python
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 
@@ -73,10 +74,7 @@ for number in ({TASK}, {DRIVER}, {TASK}):
 
 
 def play(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+    return run_python("-c", SCRIPT, folder, may_fail=True)
 
 
 @pytest.fixture

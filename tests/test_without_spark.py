@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 import rocket_sink
 from tests.ledger.night import night
+from tests.python import run_python
 
 WITHOUT_SPARK = """
 import sys
@@ -24,11 +25,7 @@ for name in ("pyspark", "py4j", "delta"):
 
 def run_without_spark(script: str, *arguments: str) -> str:
     """Run a script in a Python that cannot import Spark; return what the script prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SPARK + textwrap.dedent(script), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", WITHOUT_SPARK + textwrap.dedent(script), *arguments, timeout_s=120)
     return done.stdout
 
 

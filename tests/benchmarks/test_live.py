@@ -1,8 +1,6 @@
 """The benchmarks as people run them: one small case with everything real."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +11,7 @@ from benchmarks.stored import StoredCount
 from rocket_sink import TableProducer
 from rocket_sink.cluster import LocalCluster
 from tests.clusters import two_brokers
+from tests.python import run_python
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900),
@@ -23,14 +22,8 @@ cluster = pytest.fixture(two_brokers, scope="module")
 
 def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "benchmarks", "--rows", "2000", "--repeat", "1",
-            "--lane", "source-batch", "--ordering", "strict", "--keys", "10", "--out", str(out),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = "--rows 2000 --repeat 1 --lane source-batch --ordering strict --keys 10"
+    done = run_python("-m", "benchmarks", *options.split(), "--out", out, timeout_s=800)
     results = json.loads(out.read_text())
     middle = {median["case"]: median for median in results["medians"]}
     lane, twin = "source-batch strict 10 keys 256 B", "source-batch-nothing 10 keys 256 B"
@@ -49,15 +42,9 @@ def test_a_running_cluster_is_measured_and_keeps_the_messages(
     cluster.create_topic("measured")
     count, out = StoredCount(cluster.name_server, "measured"), tmp_path / "figures.json"
     count.start()
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "benchmarks", "--name-server", cluster.name_server,
-            "--topic", "measured", "--rows", "2000", "--repeat", "1", "--lane", "source-batch",
-            "--out", str(out),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = f"--name-server {cluster.name_server} --topic measured --rows 2000 --repeat 1"
+    words = (*options.split(), "--lane", "source-batch")
+    run_python("-m", "benchmarks", *words, "--out", out, timeout_s=800)
     middle = {median["case"]: median for median in json.loads(out.read_text())["medians"]}
     assert middle["source-batch 256 B"]["messages"] == 2000
     assert count.check(2000, "the lane") > 0, "warm-ups stay in the topic, too"
@@ -65,11 +52,7 @@ def test_a_running_cluster_is_measured_and_keeps_the_messages(
 
 def test_single_rows_at_both_paces(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--latency", "--rows", "1000", "--out", str(out)],
-        cwd=ROOT, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "benchmarks", "--latency", "--rows", "1000", "--out", out, timeout_s=800)
     latencies = json.loads(out.read_text())["latency"]
     lanes = ("foreach", "source-stream", "write_batch")
     assert [(latency["lane"], latency["rows"]) for latency in latencies] == [

@@ -1,8 +1,6 @@
 """The command line in general: help texts, exit codes, imported modules, streams of output."""
 
 import json
-import subprocess
-import sys
 
 import click
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from rocket_sink import cli
 from rocket_sink.commands.common.base import Command, Group, one_line
 from rocket_sink.errors import ClusterError, RocketSinkError
+from tests.python import run_python
 
 HEAVY = (
     "pyspark",
@@ -55,8 +54,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from rocket_sink.cli import main; main(['--help']); "
         f"sys.exit(','.join(m for m in {HEAVY!r} if m in sys.modules) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", script)
     for name in cli.COMMANDS:
         assert f"  {name} " in done.stdout
 

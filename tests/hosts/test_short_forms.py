@@ -5,14 +5,13 @@ The long forms are commands: `tests.hosts.networks`, `tests.hosts.replication` a
 """
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.hosts import networks, replication, world
 from tests.hosts.standalone import play as standalone
+from tests.python import run_python
 
 LACKS = world.missing()
 pytestmark = [
@@ -24,10 +23,7 @@ _NEVER = ("lost", "unannounced", "denied", "disordered", "failed")
 
 def _played(module: str, *more: str) -> dict[str, dict[str, Any]]:
     """Play the short form of a module and return rows by mode, by case."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--short", *more],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    done = run_python("-m", module, "--short", *more, timeout_s=600, may_fail=True)
     # Exit code 1 is a broken promise or a traceback, which prints nothing to standard output.
     assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
     return {case["name"]: case["rows"] for case in json.loads(done.stdout)["cases"]}

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ import pytest
 
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
+from tests.python import run_python
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,13 +76,9 @@ def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     with FakeCluster(brokers=1) as cluster:
         for disk, lane in cases:
             cluster.create_topic(f"{disk}-{lane}")
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.own_disks", cluster.name_server, str(folder),
-             *(f"{disk}:{lane}" for disk, lane in cases)],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=1500,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
+        words = [f"{disk}:{lane}" for disk, lane in cases]
+        module = "tests.integration.own_disks"
+        done = run_python("-m", module, cluster.name_server, folder, *words, timeout_s=1500)
         found: dict[str, dict[str, Any]] = {disk: {} for disk in request.param}
         for line in done.stdout.splitlines():
             if line.startswith("{"):

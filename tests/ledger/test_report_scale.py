@@ -1,8 +1,6 @@
 """A report of very many rows: DuckDB makes the sums, so memory and page stay bounded."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from deltalake import DeltaTable
 from rocket_sink.ledger.records import in_order
 from tests.ledger.views import quick_ledger
 from tests.memory import PEAK_MB
+from tests.python import run_python
 
 from .many import many
 from .night import store
@@ -34,10 +33,8 @@ sys.exit(code)
 )
 def test_memory_and_page_stay_bounded(tmp_path: Path, rows: int, per_file: int) -> None:
     ledger, page = many(tmp_path / "ledger", rows=rows, per_file=per_file), tmp_path / "page.html"
-    done = subprocess.run(
-        [sys.executable, "-c", REPORT, "report", "--ledger", ledger, "--json", "--html", str(page)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=3600, check=True,
-    )  # fmt: skip
+    words = ("report", "--ledger", ledger, "--json", "--html", page)
+    done = run_python("-c", REPORT, *words, timeout_s=3600, cwd=tmp_path)
     report = json.loads(done.stdout)
     assert sum(broker["requests"] for broker in report["brokers"]) == rows // 2
     assert "in_flight" not in {name for b in report["brokers"] for name in b["outcomes"]}

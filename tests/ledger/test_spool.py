@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import textwrap
 from dataclasses import replace
@@ -26,6 +25,7 @@ from rocket_sink.ledger.transport.files import has_earlier_attempt, new_name, se
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.owner import Owner, this_process
+from tests.python import run_python
 
 from .values import accounts, context, sends, write_manifest
 
@@ -136,10 +136,7 @@ def run_script(text, **values):
     """Run a script with the tests' modules in a process of its own."""
     path = [str(Path(__file__).parents[1]), *sys.path]
     code = f"import sys; sys.path[:0] = {path!r}\n" + textwrap.dedent(text).format(**values)
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", code],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    return run_python("-X", "dev", "-c", code, timeout_s=120, may_fail=True)
 
 
 KILLED = """

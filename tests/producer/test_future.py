@@ -1,7 +1,6 @@
 """SendFuture behaves like the standard future, whenever it is used."""
 
 import asyncio
-import subprocess
 import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
@@ -14,6 +13,7 @@ from rocket_sink.errors import BrokerError, UnwrittenError
 from rocket_sink.producer.future import SendFuture, Workers
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.worker import Worker
+from tests.python import run_python
 
 RESULT: Any = ("a", "result")
 ROUNDS = 2000
@@ -189,8 +189,5 @@ print("whole")
 
 def test_another_thread_in_the_midst_of_a_collection_does_not_end_the_process() -> None:
     """Python 3.11 ended with SIGSEGV where two threads made a future's `__dict__` at once."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", ASKED_IN_A_COLLECTION],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python("-X", "faulthandler", "-c", ASKED_IN_A_COLLECTION, may_fail=True)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr

@@ -4,9 +4,6 @@ A script is interrupted some thousand times while it runs the package's code: it
 SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from rocket_sink.message import Message
 from rocket_sink.producer.engine.response_handler import ResponseHandler
 from rocket_sink.testing import CloseConnection, FakeCluster
 from tests.producer.waiting import held, until
+from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,12 +128,7 @@ p.close()
 def interrupt(cluster: FakeCluster, tmp_path: Path, way: str, count: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    process = subprocess.run(
-        [sys.executable, str(script), cluster.name_server, way, str(count)],
-        capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr[-3000:]
+    process = run_python(script, cluster.name_server, way, str(count), timeout_s=600)
     main, other, *others = process.stdout.split()
     assert int(main) + int(other) > count / 20
     # No thread hangs, no future is open, the last send works, all places are free.

@@ -6,9 +6,7 @@ that arrive.
 
 import multiprocessing.process
 import multiprocessing.util
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from rocket_sink.producer import process_end
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_trace
+from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
 COUNT = 500
@@ -105,11 +104,9 @@ def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
     def run(script: str, *flags: str) -> Ended:
         path = tmp_path / "script.py"
         path.write_text(HEAD + script)
-        return subprocess.run(
-            [sys.executable, *flags, str(path), cluster.name_server, str(COUNT)],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        return run_python(
+            *flags, path, cluster.name_server, str(COUNT), timeout_s=LIMIT_S, may_fail=True
+        )
 
     return run
 
@@ -244,10 +241,7 @@ for _ in range(20):
 
 def test_threads_within_delta_rs_do_not_crash_the_end(tmp_path):
     """Spark runs the functions of foreachBatch in daemon threads: such an end was a SIGSEGV."""
-    process = subprocess.run(
-        [sys.executable, "-c", NATIVE, str(tmp_path / "table")],
-        capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False,
-    )  # fmt: skip
+    process = run_python("-c", NATIVE, tmp_path / "table", timeout_s=LIMIT_S, may_fail=True)
     assert (process.returncode, process.stderr) == (0, "")
 
 
@@ -283,11 +277,7 @@ for _ in range(20):
 
 def test_a_micro_batch_under_way_is_sent_before_the_end(tmp_path):
     """Threads within pyarrow, which calls Python, ended such a process by SIGABRT."""
-    process = subprocess.run(
-        [sys.executable, "-c", EPOCH], capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT,
-        check=False,
-    )  # fmt: skip
-    assert process.returncode == 0
+    process = run_python("-c", EPOCH, timeout_s=LIMIT_S)
     assert process.stdout.splitlines() == ["all batches were read"] * 4
     [line] = process.stderr.splitlines()
     assert "waits for a micro-batch to be sent" in line

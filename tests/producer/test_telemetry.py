@@ -1,7 +1,5 @@
 """Metrics and trace context, judged by OpenTelemetry's own reader and propagator."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,6 +38,7 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.route import TopicRoute
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import held
+from tests.python import run_python
 
 
 @pytest.fixture
@@ -249,8 +248,7 @@ with FakeCluster() as cluster, Producer(nameServer=cluster.name_server) as produ
     assert producer._session.engine.flow._metrics is None
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", script)
 
 
 def test_each_message_has_the_context_of_the_span_that_sends(cluster: FakeCluster) -> None:

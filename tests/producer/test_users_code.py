@@ -3,9 +3,6 @@
 They may take locks, block, send and close. Each script runs in a process of its own, because its
 defect is to hang."""
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 from rocket_sink.errors import ProducerClosedError, RequestTimeoutError
 from rocket_sink.message import Message
 from rocket_sink.testing import Delay, FakeCluster
+from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
@@ -103,10 +101,7 @@ producer.close()
 def test_users_code_may_call_everything(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(HEAD + SCRIPTS[name] + "\nprint('done')\n")
-    ended = subprocess.run(
-        [sys.executable, str(script), cluster.name_server], capture_output=True, text=True,
-        timeout=LIMIT_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    ended = run_python(script, cluster.name_server, timeout_s=LIMIT_S, may_fail=True)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
 
 

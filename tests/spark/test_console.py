@@ -1,8 +1,6 @@
 """A program prints what becomes of its queries and writes, by logging."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from rocket_sink.spark.console import warn_of_losses
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.python import run_python
 from tests.spark.test_listener import wait_for
 
 DEADLINE_S = 120.0
@@ -40,9 +39,7 @@ logging.shutdown()
     ],
 )  # fmt: skip
 def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, setting], capture_output=True, text=True, check=True
-    )
+    result = run_python("-c", SCRIPT, setting)
     stderr = re.sub(r"^[0-9:]{8} (?=INFO)", "", result.stderr)
     assert (result.stdout, stderr) == ("", printed)
 
@@ -52,9 +49,7 @@ def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
     script = SCRIPT.replace("logging.shutdown()", "")
     script += "log.logger('rocket_sink.x').warning('it %s', 'waits')\n"
     script += "logging.error('lost')\nlog.tell(log.logger('rocket_sink.x'), 'the end')\n"
-    result = subprocess.run(
-        [sys.executable, "-c", script, ""], capture_output=True, text=True, check=True
-    )
+    result = run_python("-c", script, "")
     time = r"\d\d:\d\d:\d\d"
     lines = (
         rf"{time} INFO it ended\n{time} WARNING it waits\nERROR:root:lost\n{time} INFO the end\n"
@@ -79,9 +74,7 @@ print(*shown, sep="\\n")
 
 @pytest.mark.parametrize("setting", ["", "import logging; logging.basicConfig(level='INFO')"])
 def test_a_notebook_shows_the_accounts_as_a_table(setting: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", IN_A_NOTEBOOK, setting], capture_output=True, text=True, check=True
-    )
+    result = run_python("-c", IN_A_NOTEBOOK, setting)
     if setting:
         assert (result.stdout, "5,000 rows in" in result.stderr) == ("\n", True)
         return

@@ -1,10 +1,7 @@
 """The thread that folds a session's ledgers, and that counts the rows which queries gave to tasks.
 The session is a fake: delta-rs folds a local ledger without Java."""
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +23,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
 from tests.ledger.values import accounts, context, session, write_spool
 from tests.producer.waiting import until
+from tests.python import run_python
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
 CONSOLE = "rocket_sink.spark.console"
@@ -373,10 +371,6 @@ started.wait()
 
 def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) -> None:
     """A thread within delta-rs at that moment ended the process by SIGSEGV, every time."""
-    process = subprocess.run(
-        [sys.executable, "-c", ENDING, str(tmp_path)],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    process = run_python("-c", ENDING, tmp_path, timeout_s=DEADLINE_S, may_fail=True)
     assert (process.returncode, process.stderr) == (0, "")
     assert deltalake.DeltaTable(f"{tmp_path}/t").version() == 9

@@ -1,10 +1,7 @@
 """The listener of a session: checks of queries at their start, and folds while they run."""
 
 import logging
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 from tests.producer.waiting import until
+from tests.python import run_python
 
 pytestmark = pytest.mark.spark
 
@@ -132,11 +130,7 @@ with FakeCluster(brokers=1) as cluster:
 def test_a_short_job_leaves_no_rows_to_fold(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
-    job = subprocess.run(
-        [sys.executable, "-c", SHORT_JOB, str(tmp_path)],
-        capture_output=True, text=True, timeout=600, check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    job = run_python("-c", SHORT_JOB, tmp_path, timeout_s=600)
     ledger = Ledger(tmp_path / "ledger")
     assert (ledger.unfolded_epochs(), "1 row in, 1 acknowledged; ledger" in job.stderr) == (0, True)
 

@@ -1,8 +1,6 @@
 """RocketSink without Spark: options, pickling, and the calls of foreach: open, process, close."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +16,7 @@ from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing.script import Answer, Drop
 from rocket_sink.wire.codes import RequestCode, ResponseCode
+from tests.python import run_python
 
 SECRET = "canary-secret-12345"
 BODY = StructType([StructField("body", StringType())])
@@ -146,7 +145,7 @@ def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thr
         "assert threading.active_count() == 1;"
         "assert set(rocket_sink.__all__) <= set(dir(rocket_sink))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 class TestForeach:

@@ -7,7 +7,6 @@ reach emulators.
 """
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from tests.ledger.values import context, sends
+from tests.python import run_python
 from tests.stores.cases import Findings, Judge, World, spool
 from tests.stores.contend import TIMES
 from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer
@@ -52,10 +52,7 @@ def hdfs(world: World) -> Findings:
 
 
 def _of_process(name: str) -> Findings:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.stores.elsewhere", name],
-        capture_output=True, text=True, check=False, timeout=3600,
-    )  # fmt: skip
+    done = run_python("-m", "tests.stores.elsewhere", name, timeout_s=3600, may_fail=True)
     if done.returncode:
         return {}, [done.stderr[-5000:]]
     figures, broken = json.loads(done.stdout.splitlines()[-1])

@@ -4,8 +4,6 @@ The long form is a command: `python -m tests.stores`.
 """
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from pyarrow.fs import S3FileSystem
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
 from tests.ledger.values import context, sends
+from tests.python import run_python
 from tests.stores import __main__ as command
 from tests.stores.cases import place_on
 from tests.stores.server import S3Server
@@ -34,10 +33,7 @@ SHORT = [case.name for case in command.CASES if case.short]
 )
 def test_what_users_do_with_a_ledger_on_s3(names: list[str]) -> None:
     only = [word for name in names for word in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.stores", "--short", *only],
-        capture_output=True, text=True, check=False, timeout=1100,
-    )  # fmt: skip
+    done = run_python("-m", "tests.stores", "--short", *only, timeout_s=1100, may_fail=True)
     # 1 is also how Python ends with a traceback.
     assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
     cases = json.loads(done.stdout)["cases"]

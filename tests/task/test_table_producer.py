@@ -1,8 +1,6 @@
 """TableProducer: every row is stored or returned, with the options of the Spark lanes."""
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
+from tests.python import run_python
 
 cluster = scripted_cluster(orders=4)
 
@@ -203,7 +202,7 @@ def test_no_spark_is_needed(cluster: FakeCluster) -> None:
         "p.send(pyarrow.table({'body': [b'x']})); p.close();"
         "sys.exit(any(name.split('.')[0] in ('pyspark', 'py4j', 'delta') for name in sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_letters(

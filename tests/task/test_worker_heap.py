@@ -1,7 +1,6 @@
 """The state that the data source and its tasks leave in PySpark's worker processes."""
 
 import gc
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.task import worker_heap
+from tests.python import run_python
 
 
 @pytest.fixture
@@ -71,5 +71,5 @@ before = set(sys.modules)
 import rocket_sink.spark.datasource
 print([name for name in {heavy} if name in set(sys.modules) - before])
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = run_python("-c", code)
     assert ran.stdout.strip() == "[]"

@@ -1,7 +1,5 @@
 """The producer's modes on real brokers, read back here and by RocketMQ's admin tool."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,6 +28,7 @@ from tests.decoding import decode_trace
 from tests.java_client import read_with_java
 from tests.producer.conftest import stored
 from tests.producer.waiting import until
+from tests.python import run_python
 from tests.task.one_task import run_task
 from tests.task.test_pending_keys import CTX
 
@@ -75,7 +74,7 @@ def test_a_script_without_close_loses_no_message(real, topic, tmp_path):
     """Java's consumer reads each message of a script that ends, and of its child."""
     script = tmp_path / "script.py"
     script.write_text(ENDING_SCRIPT)
-    subprocess.run([sys.executable, str(script), real.name_server, topic], check=True, timeout=120)
+    run_python(script, real.name_server, topic, timeout_s=120)
     bodies_read = {message.body for message in read_with_java(real, topic)}
     assert bodies_read == {b"%s-%d" % (who, n) for who in (b"p", b"c") for n in range(2000)}
 
