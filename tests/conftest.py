@@ -14,7 +14,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,6 +193,20 @@ def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("local")))
     # A script of the docs sets COLUMNS for its pictures; tables in a pipe take their width from it.
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def closing(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Return a function that returns its first argument, and closes it at the test's end.
+
+    `close` gets the other arguments. What was made last is closed first.
+    """
+
+    def closed_later(item: Any, *limits: Any) -> Any:
+        request.addfinalizer(lambda: item.close(*limits))
+        return item
+
+    return closed_later
 
 
 @pytest.fixture(autouse=True)

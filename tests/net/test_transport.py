@@ -144,9 +144,7 @@ def authority(tmp_path):
 
 
 @pytest.fixture
-def serve():
-    servers = []
-
+def serve(closing):
     def start(files=None, prepare=None, **more):
         context = None
         if files is not None:
@@ -156,12 +154,9 @@ def serve():
                 setattr(context, name, value)
             if prepare is not None:
                 prepare(context)
-        servers.append(Echo(context))
-        return servers[-1].address
+        return closing(Echo(context)).address
 
-    yield start
-    for server in servers:
-        server.close()
+    return start
 
 
 def ask(address, body=b"hello", **options):
@@ -217,10 +212,8 @@ def names(monkeypatch):
 
 
 @pytest.fixture
-def client(names):
-    network = NetworkClient(SinkOptions.parse(nameServer="unused:1"))
-    yield network
-    network.close()
+def client(names, closing):
+    return closing(NetworkClient(SinkOptions.parse(nameServer="unused:1")))
 
 
 class Asked:
@@ -431,16 +424,8 @@ class Hole:
 
 
 @pytest.fixture
-def holes():
-    opened = []
-
-    def make(*args):
-        opened.append(Hole(*args))
-        return opened[-1]
-
-    yield make
-    for hole in opened:
-        hole.close()
+def holes(closing):
+    return lambda *args: closing(Hole(*args))
 
 
 class Mute:
@@ -644,16 +629,8 @@ class Plain(Echo):
 
 
 @pytest.fixture
-def plain():
-    servers = []
-
-    def start(act):
-        servers.append(Plain(act))
-        return servers[-1].address
-
-    yield start
-    for server in servers:
-        server.close()
+def plain(closing):
+    return lambda act: closing(Plain(act)).address
 
 
 ENDS = [close_at_once, close_after_reading, reset_after_reading]

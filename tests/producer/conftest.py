@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,32 +20,19 @@ cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture
-def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
-    engines: list[SendEngine] = []
-
+def make_engine(cluster: FakeCluster, closing: Any) -> Callable[..., SendEngine]:
     def make(
         shared: Any = None, rng: Any = None, clock: Any = time.monotonic, **options: Any
     ) -> SendEngine:
         parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
-        engines.append(SendEngine(parsed, shared=shared, rng=rng, clock=clock))
-        return engines[-1]
+        return closing(SendEngine(parsed, shared=shared, rng=rng, clock=clock), 0.2)
 
-    yield make
-    for engine in engines:
-        engine.close(timeout_s=0.2)
+    return make
 
 
 @pytest.fixture
-def make_producer(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
-    producers: list[Producer] = []
-
-    def make(**options: Any) -> Producer:
-        producers.append(Producer(nameServer=cluster.name_server, **options))
-        return producers[-1]
-
-    yield make
-    for producer in producers:
-        producer.close(0.3)
+def make_producer(cluster: FakeCluster, closing: Any) -> Callable[..., Producer]:
+    return lambda **options: closing(Producer(nameServer=cluster.name_server, **options), 0.3)
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,8 @@ NAMED = {
 
 
 @pytest.fixture
-def front(cluster, authority, tmp_path):
+def front(cluster, authority, tmp_path, closing):
     """Return a function that makes the relays for a fault and returns the client's options."""
-    relays = []
     (tmp_path / "bad").mkdir()
     stranger = Authority(tmp_path / "bad", "bad-ca")
 
@@ -59,19 +58,17 @@ def front(cluster, authority, tmp_path):
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(authority.file)
 
-        relays.append(TlsFront(cluster, lambda name: files(wrong, name), prepare))
+        relay = closing(TlsFront(cluster, lambda name: files(wrong, name), prepare))
         options = {
-            "nameServer": relays[-1].name_server, "tlsMode": "verify-full",
+            "nameServer": relay.name_server, "tlsMode": "verify-full",
             "tlsCa": str(authority.file),
         }  # fmt: skip
         if wrong == "client certificate of a stranger":
             cert, key = stranger.server("client")
             options |= {"tlsCert": str(cert), "tlsKey": str(key)}
-        return relays[-1], options
+        return relay, options
 
-    yield start
-    for relay in relays:
-        relay.close()
+    return start
 
 
 @pytest.mark.timeout(60)

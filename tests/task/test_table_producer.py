@@ -26,16 +26,9 @@ cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture
-def make(cluster: FakeCluster) -> Iterator[Callable[..., TableProducer]]:
-    producers: list[TableProducer] = []
-
-    def producer(**options: Any) -> TableProducer:
-        producers.append(TableProducer(nameServer=cluster.name_server, topic="orders", **options))
-        return producers[-1]
-
-    yield producer
-    for producer in producers:
-        producer.close()
+def make(cluster: FakeCluster, closing: Any) -> Callable[..., TableProducer]:
+    options = {"nameServer": cluster.name_server, "topic": "orders"}
+    return lambda **more: closing(TableProducer(**options, **more))
 
 
 def table(rows: int = 3000) -> pa.Table:

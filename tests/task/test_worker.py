@@ -65,10 +65,8 @@ cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture
-def pool() -> Any:
-    pool = ProducerPool()
-    yield pool
-    pool.close()
+def pool(closing: Any) -> Any:
+    return closing(ProducerPool())
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])

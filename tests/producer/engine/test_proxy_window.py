@@ -2,7 +2,7 @@
 (AbstractRemotingActivity.writeResponse, and Netty's default high-water mark).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -23,10 +23,8 @@ def answer_bytes(messages: int) -> int:
 
 
 @pytest.fixture
-def proxy(cluster: FakeCluster) -> Iterator[ScriptedProxy]:
-    scripted = ScriptedProxy(cluster)
-    yield scripted
-    scripted.close()
+def proxy(cluster: FakeCluster, closing: Callable[..., ScriptedProxy]) -> ScriptedProxy:
+    return closing(ScriptedProxy(cluster))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Name servers with untrusted certificates: an error after one attempt for each address."""
 
+import itertools
 import shutil
 import socket
 import ssl
@@ -35,17 +36,13 @@ class Handshakes(Echo):
 
 
 @pytest.fixture
-def serve(authority):
-    servers = []
+def serve(authority, closing):
+    numbers = itertools.count()
 
     def start(*names, before=None):
-        files = authority.server(f"s{len(servers)}", *names)
-        servers.append(Handshakes(files, before))
-        return servers[-1]
+        return closing(Handshakes(authority.server(f"s{next(numbers)}", *names), before))
 
-    yield start
-    for server in servers:
-        server.close()
+    return start
 
 
 def send(servers, ca, **options):

@@ -4,7 +4,7 @@ The name server of each has routes in which every broker has the proxy's address
 behind one switch, because a proxy is one process.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -41,11 +41,8 @@ class ScriptedProxy:
 
 
 @pytest.fixture
-def proxies(cluster: FakeCluster) -> Iterator[list[ScriptedProxy]]:
-    both = [ScriptedProxy(cluster), ScriptedProxy(cluster)]
-    yield both
-    for proxy in both:
-        proxy.close()
+def proxies(cluster: FakeCluster, closing: Callable[..., ScriptedProxy]) -> list[ScriptedProxy]:
+    return [closing(ScriptedProxy(cluster)) for _ in range(2)]
 
 
 def in_use(producer: Producer, proxies: list[ScriptedProxy]) -> ScriptedProxy:
