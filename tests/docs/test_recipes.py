@@ -29,7 +29,7 @@ def test_the_recipes_run_and_java_reads_their_messages(
     repair(local_cluster)
     blocks = [b for b in blocks_of(PAGE) if b.language == "python" and not b.reason]
     code = "\n".join(block.text for block in blocks)
-    topics = {name: f"{name}-{os.urandom(4).hex()}" for name in ("orders", "bookings")}
+    topics = {name: f"{name}-{os.urandom(4).hex()}" for name in ("orders", "customer-changes")}
     for name, topic in topics.items():
         make_topic(local_cluster, topic)
         code = code.replace(f'"{name}"', f'"{topic}"')
@@ -64,3 +64,13 @@ def test_the_recipes_run_and_java_reads_their_messages(
     assert {m.properties["CE_contenttype"] for m in events} == {"application/json"}
     (large,) = [m for m in messages if m.tags == "large"]
     assert large.properties["claim-check"].startswith("file://")
+
+
+FIRST_LINES, *RECIPES = PAGE.read_text(encoding="utf-8").split("\n## ")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.partition("\n")[0])
+def test_a_recipe_needs_nothing_but_the_first_lines(recipe: str) -> None:
+    code = "".join(re.findall("```python\n(.*?)```", FIRST_LINES + recipe, re.DOTALL))
+    undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"]
+    assert subprocess.run(undefined_names, input=code, text=True, check=False).returncode == 0
