@@ -140,6 +140,8 @@ class TestCompose:
         assert list(self.compose["services"]) == [
             layout.NAME_SERVER, conf.broker_name(0), conf.broker_name(1),
         ]  # fmt: skip
+        page = (ROOT / "docs" / "deploy" / "docker.md").read_text(encoding="utf-8")
+        assert f"--network {self.compose['name']}_default" in page
 
     def test_all_run_the_default_version(self) -> None:
         images = {service["image"] for service in self.compose["services"].values()}
