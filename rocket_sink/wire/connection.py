@@ -116,8 +116,8 @@ class Connection:
         self._pending: dict[int, Pending] = {}
         self._unwritten: deque[Pending] = deque()
         self.written_oneway: list[Pending] = []
-        self._in_groups = 0
-        """Group requests in flight. If there are none, answers are read one by one."""
+        self._has_groups = False
+        """Whether a group was ever opened. If not, answers are read one by one, which is faster."""
         self._earliest_s = math.inf
         self.error: RemoteProtocolError | LocalProtocolError | None = None
         self.unexpected_answers = 0
@@ -162,7 +162,7 @@ class Connection:
         first = free_opaque(self._next_opaque, self._pending, count)
         self._next_opaque = (first + count) % OPAQUES
         pending = Pending(first, token, deadline_s, latest_s, count, grouped=True)
-        self._in_groups += count
+        self._has_groups = True
         self._pending.update(dict.fromkeys(range(first, first + count), pending))
         self._unwritten.append(pending)
         self._earliest_s = min(self._earliest_s, deadline_s)
@@ -241,7 +241,7 @@ class Connection:
         events: list[Event] = []
         try:
             while True:
-                if self._in_groups:
+                if self._has_groups:
                     while many := reader.next_answers():
                         for answers in many:
                             self._take_answers(answers, events)
@@ -264,8 +264,6 @@ class Connection:
         if pending is None:
             self.unexpected_answers += 1
             return UnexpectedAnswer(frame)
-        if pending.grouped:
-            self._in_groups -= 1
         pending.count -= 1
         pending.settled = not pending.count
         return Answered(pending.token, frame, pending.sent_s)
@@ -278,7 +276,6 @@ class Connection:
         for pending, run in itertools.groupby(owners):
             end = start + len(list(run))
             if pending is not None and pending.grouped:
-                self._in_groups -= end - start
                 pending.count -= end - start
                 pending.settled = not pending.count
                 part = answers if end - start == len(owners) else answers.take(slice(start, end))
@@ -318,7 +315,6 @@ class Connection:
         """End the connection; return the requests in flight. A second call returns none."""
         lost = list(dict.fromkeys(self._pending.values()))
         self._pending.clear()
-        self._in_groups = 0
         self._unwritten.clear()
         self._earliest_s = math.inf
         self.error = LocalProtocolError("the connection is closed")
@@ -357,7 +353,6 @@ class Connection:
         if not pending.grouped:
             del self._pending[pending.opaque]
             return True
-        self._in_groups -= pending.count
         for opaque in [id_ for id_, entry in self._pending.items() if entry is pending]:
             del self._pending[opaque]
         return True

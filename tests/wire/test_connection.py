@@ -4,7 +4,7 @@ import pytest
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.acl import Credentials
-from rocket_sink.wire.answers import AnswerShape
+from rocket_sink.wire.answers import AnswerShape, AnswerShapes
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.connection import (
     OPAQUES,
@@ -295,7 +295,7 @@ class TestGroups:
         return b"".join(map(encode_frame, frames))
 
     def test_answers_come_in_any_order_and_in_pieces(self) -> None:
-        connection = Connection(first_opaque=90)
+        connection = Connection(shapes=AnswerShapes(), first_opaque=90)
         assert connection.open_group(30, deadline_s=3.0, token="a") == 90
         assert connection.open_group(20, deadline_s=3.0, token="b") == 120
         single = connection.open_request(deadline_s=3.0, token="c")
@@ -305,6 +305,7 @@ class TestGroups:
         # The first answer teaches the reader the shape.
         stream = self.answers(opaques)
         found: list[tuple[object, int]] = []
+        sizes = set[int]()
         for start in range(0, len(stream), 5000):
             for event in connection.receive_data(stream[start : start + 5000], 2.0):
                 assert isinstance(event, Answered)
@@ -312,13 +313,15 @@ class TestGroups:
                     found.append((event.token, event.answer.opaque))
                 else:
                     found += [(event.token, opaque) for opaque in event.answer.opaques.tolist()]
+                    sizes.add(len(event.answer))
                 assert event.sent_s == 1.0
         names = ["a"] * 30 + ["c"] + ["b"] * 20
         assert found == list(zip(names, opaques, strict=True))
         assert connection.in_flight == 0 and connection.close() == []
+        assert max(sizes) > 16, "many answers are read at once"
 
     def test_answers_twice_and_those_of_others_are_unexpected(self) -> None:
-        connection = Connection()
+        connection = Connection(shapes=AnswerShapes())
         connection.open_group(10, deadline_s=3.0, token="a")
         connection.receive_data(self.answers([0]), 0.0)
         events = connection.receive_data(self.answers([*range(1, 10), *range(10), 77, 78]), 0.0)
@@ -328,7 +331,7 @@ class TestGroups:
     @pytest.mark.parametrize("written", [False, True])
     def test_what_is_left_comes_back_once(self, written: bool) -> None:
         for end in ("expire", "close"):
-            connection = Connection()
+            connection = Connection(shapes=AnswerShapes())
             connection.open_group(20, deadline_s=3.0, token="a")
             connection.open_request(deadline_s=9.0, token="b")
             if written:
@@ -344,7 +347,7 @@ class TestGroups:
                 assert ends(connection.close()) == [("a", written), ("b", False)]
 
     def test_unwritten_groups_can_be_withdrawn(self) -> None:
-        connection = Connection()
+        connection = Connection(shapes=AnswerShapes())
         connection.open_group(20, deadline_s=3.0, token="a")
         connection.open_group(20, deadline_s=3.0, token="b")
         assert connection.withdraw_unwritten(keep="a") == ["b"]
@@ -357,7 +360,7 @@ class TestGroups:
         assert free_opaque(OPAQUES - 5, in_flight, 6) == 4
         assert free_opaque(0, in_flight, 3) == 0
         assert free_opaque(3, in_flight, 3) == 4
-        connection = Connection(first_opaque=OPAQUES - 5)
+        connection = Connection(shapes=AnswerShapes(), first_opaque=OPAQUES - 5)
         assert connection.open_group(5, deadline_s=3.0, token="a") == OPAQUES - 5
         assert connection.open_group(3, deadline_s=3.0, token="b") == 0
 
