@@ -120,10 +120,9 @@ class PendingRequest:
         alone: the messages are sent one by one: half messages, or messages of a refused batch.
         waits_for_store: the property WAIT of all messages.
         lacks_keys: at least one message of a batch has no keys.
-        attempts: number of attempts in all submissions.
-        submissions: how often the request was given to the engine.
+        attempts: number of attempts that reached a broker, also as a part of a larger request.
         maybe_duplicate: an earlier submission ended without a known outcome.
-        first_error: the error of the first submission that failed.
+        first_error: the first error of the messages.
     """
 
     topic: str
@@ -135,7 +134,6 @@ class PendingRequest:
     alone: bool = False
     waits_for_store: bool = True
     attempts: int = 0
-    submissions: int = 0
     maybe_duplicate: bool = False
     first_error: SendError | None = None
     parked: SpillState = SpillState.NOT
@@ -183,15 +181,14 @@ class PendingRequest:
                 yield message
 
     def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
-        """Take the next request's messages and return True if they fit into this request."""
+        """Take the messages of the next request for the queue, and return True, if they fit into
+        this request."""
         fits = (
-            self.topic == other.topic
-            and self.sharded == other.sharded
-            and self.fixed == other.fixed
+            self.fixed == other.fixed
             and self.waits_for_store == other.waits_for_store
             and self.sys_flag == other.sys_flag
             and not (self.timed or other.timed or self.alone or other.alone)
-            and not (self.submissions or other.submissions)
+            and not self.attempts  # Its error and its attempts are not those of new messages.
             and self.parked is SpillState.SLICE
             and self.message_count + other.message_count <= max_messages
             and self.byte_count + other.byte_count <= max_bytes
@@ -238,7 +235,7 @@ class PendingRequest:
         assert self.columns is not None
         [piece] = self.pieces
         part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)
-        part.submissions, part.number = self.submissions, self.number + first
+        part.number = self.number + first
         part.columns = self.columns.slice(first, last)
         self.message_count -= part.message_count
         self.byte_count -= part.byte_count
@@ -252,6 +249,6 @@ class PendingRequest:
     def _like(self, pieces: list[Piece], *, alone: bool) -> PendingRequest:
         return PendingRequest(
             self.topic, self.queue, pieces, self.fixed, self.sharded, self.timed, alone,
-            self.waits_for_store, self.attempts, 0, self.maybe_duplicate, self.first_error,
+            self.waits_for_store, self.attempts, self.maybe_duplicate, self.first_error,
             delayed=self.delayed, lacks_keys=self.lacks_keys, sys_flag=self.sys_flag,
         )  # fmt: skip

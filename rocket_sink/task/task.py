@@ -158,7 +158,6 @@ class RequestSender:
             return
         if self._replay is not None:
             self._replay.check()
-        request.submissions += 1
         self._totals.summary.requests += request.requests
         self._recorder.number_request(request)
         if self._limited:

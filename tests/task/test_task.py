@@ -16,6 +16,7 @@ import pytest
 
 from rocket_sink.errors import (
     AuthenticationError,
+    BatchTooLargeError,
     BrokerBusyError,
     BrokerError,
     ConnectError,
@@ -567,6 +568,20 @@ class TestOrder:
         assert {row["reason"] for row in run.letters[1:]} == {"held_back"}
         assert engine.bodies(queue) == [b for b in bodies(18) if b not in rows_of_key[1:]]
         assert run.summary.held_back == 7
+
+    def test_new_rows_do_not_join_the_rest_of_a_refused_batch(self, ordering: str) -> None:
+        """The rest of the batch waits again while a poison row's key is held."""
+        ends = iter([BatchTooLargeError("big"), *[MessageIllegalError("poison")] * 2, None])
+        engine = StubEngine(lambda request, queue: next(ends, ConnectError("down")))
+        other = key_on(engine, home(engine, "k1"), but="k1")
+        run = Run(engine, ordering=ordering)
+        run.feed(body=bodies(4), sharding_key=["k1", *[other] * 3])
+        while not run.letters:
+            run.body.drive()  # type: ignore[union-attr]
+        run.feed(body=bodies(2, 4), sharding_key=[other] * 2).finish()
+        errors = [(row["first_error_code"], row["attempts"]) for row in run.letters]
+        parts = [("BATCH_TOO_LARGE", attempts) for attempts in (3, 2, 2)]
+        assert errors == [*parts, *[("HELD_BACK", 0)] * 2]
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort"])
