@@ -242,8 +242,8 @@ def test_weights():
 
 
 def test_weighted_without_weights_sends_half_to_a_broker_twice_as_slow():
-    route = Route({"a": 4, "b": 4}, "weighted")
-    route.loads["a"].latency_s, route.loads["b"].latency_s = 0.004, 0.008
+    route = Route({"a": 4, "b": 8}, "weighted")
+    route.loads["a"].latency_s, route.loads["b"].latency_s = 0.004, 0.016
     chosen = route.names(6000)
     assert 1.8 < chosen["a"] / chosen["b"] < 2.2
 
@@ -297,6 +297,25 @@ def test_a_choice_among_many_brokers_does_not_look_at_the_load_of_each():
         broker.load = Watched(in_flight=200)
     names = route.names(1000)
     assert looks[0] <= 10 * 1000 and len(set(names)) == 100
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "full", "expected"),
+    [
+        ({"a": 10**6, "b": 9}, "b", {"a": 12}),  # No other broker has room.
+        ({"a": 30, "b": 11, "c": 1000}, "c", {"b": 12}),  # Only brokers with room have a share.
+        ({"a": 28, "b": 11, "c": 1000}, "c", {"a": 4, "b": 8}),
+        ({"a": 16, "b": 0, "c": 0}, "", {"a": 4, "b": 4, "c": 4}),
+        ({"a": 80, "b": 10, "four": 30}, "", {"b": 2, "four": 10}),  # 30 / 4 is less than 10.
+    ],
+)
+def test_load_chooses_among_equals_with_room(in_flight, full, expected):
+    route = Route({name: 4 if name == "four" else 1 for name in in_flight})
+    for name, requests in in_flight.items():
+        route.loads[name].in_flight = requests
+        if name == full:
+            route.loads[name].fill(requests)
+    assert route.names(12) == expected
 
 
 def test_the_fair_share_of_many_queues_is_larger():
