@@ -1,13 +1,21 @@
 """Automatic batching: fewer requests, and a result for each message."""
 
 import functools
+import math
+from types import SimpleNamespace
 
 import pytest
 
 from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError
 from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.accumulator import BatchAccumulator
+from rocket_sink.producer.engine_thread import State
+from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.ids import MessageIds
 
 
 @pytest.fixture
@@ -31,14 +39,101 @@ def test_each_message_has_its_own_result(cluster, make):
     assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) < 25
 
 
-def test_by_size_without_waiting(cluster, make):
-    producer = make(autoBatch="30s, 2000")
-    futures = [producer.send_async(Message("orders", b"x" * 300)) for _ in range(20)]
-    futures[0].result(5)
-    assert all(len(f.body) <= 2000 for f in cluster.requests() if f.body)
-    assert not futures[-1].done()  # The last message waits for others.
-    producer.close(2)
-    assert len({future.result(0).message_id for future in futures}) == 20
+class Driven:
+    """A `BatchAccumulator` whose driver notes (time, size of the batch), and has its own clock."""
+
+    def __init__(self, **options):
+        self.now_s, self.sent, self.wakes, self.waits, self.room = 0.0, [], 0, 0, True
+        self.queue, self.state, self.engine = SimpleNamespace(requests=[]), State.OPEN, self
+        parsed, self.thread = SinkOptions.parse(**options), self
+        ids = MessageIds(ip=bytes(4), pid=1, class_hash=1)
+        self.batches = BatchAccumulator(parsed, RequestBuilder(parsed, ids), self)
+
+    def clock(self):
+        return self.now_s
+
+    def check_open(self):
+        pass
+
+    def has_room(self):
+        return self.room
+
+    def wake(self):
+        self.wakes += 1
+
+    def await_room(self, request):
+        self.waits += 1
+
+    def submit_again(self, request, token):
+        self.sent.append((self.now_s, request.message_count))
+
+    def add(self, *sizes, topic="orders"):
+        for size in sizes:
+            self.batches.add(Message(topic, b"x"), size, SendFuture(None, None, None, None))
+
+    def run(self, now_s):
+        self.now_s = now_s
+        return self.batches.run(now_s)
+
+
+def test_a_batch_is_sent_when_its_first_message_is_due():
+    driven = Driven(autoBatch="10s, 1000")
+    driven.add(1)
+    assert driven.run(1.0) == 11.0
+    driven.add(1)
+    driven.add(1, topic="other")
+    assert driven.run(4.0) == 11.0
+    assert driven.run(10.9) == 11.0 and driven.sent == []
+    assert driven.run(11.0) == 14.0 and driven.sent == [(11.0, 2)]
+    assert driven.run(14.0) == math.inf and driven.sent == [(11.0, 2), (14.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_once", "later"),
+    [
+        ([400, 623], [], [2]),
+        ([400, 624], [2], []),
+        ([400, 625], [1], [1]),
+        ([400, 625, 399], [1, 2], []),
+    ],
+)
+def test_a_full_batch_is_sent_at_once(sizes, at_once, later):
+    driven = Driven(autoBatch="10s, 5000", maxMessageSize=1024)
+    driven.add(*sizes)
+    driven.run(0.0)
+    driven.run(10.0)
+    assert driven.sent == [(0.0, count) for count in at_once] + [(10.0, count) for count in later]
+
+
+def test_callers_wake_the_thread_for_a_first_message_and_for_a_batch():
+    driven = Driven(autoBatch="10s, 1000")
+    wakes = []
+    for size in (1, 998, 1):
+        driven.add(size)
+        wakes.append(driven.wakes)
+    driven.run(0.0)
+    driven.add(1)
+    driven.run(1.0)
+    driven.add(1)
+    assert [*wakes, driven.wakes] == [1, 1, 2, 3]
+
+
+def test_callers_wait_while_many_batches_wait_for_the_thread_or_the_window():
+    driven = Driven(autoBatch="10s, 1000")
+    driven.add(*[1000] * 16)
+    assert driven.waits == 0
+    driven.add(1)
+    assert driven.waits == 1
+    driven.run(0.0)
+    driven.room = False
+    driven.add(1)
+    assert driven.waits == 1, "no request waits for the window"
+    driven.queue.requests.append("request")
+    driven.add(1)
+    assert driven.waits == 2
+    driven.state = State.CLOSED
+    with pytest.raises(ProducerClosedError):
+        driven.add(1)
 
 
 def test_texts_that_take_more_bytes_than_characters(cluster, make):
