@@ -23,13 +23,18 @@ from rocket_sink.producer.admin.half_commits import HALVES, CommitReport, HalfMe
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
-from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.contract import HALF_BYTES, resolve_columns
 from rocket_sink.spark.decided_epoch import read_halves
 from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.task.transaction_marker import TRANSACTION_PROPERTY, HalfMark
+from rocket_sink.task.transaction_marker import (
+    TRANSACTION_PROPERTY,
+    HalfMark,
+    check_group,
+    half_properties,
+)
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
 from tests.producer.waiting import until
@@ -135,10 +140,14 @@ def check_order(world: World) -> None:
 
 
 def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> None:
-    world.send()
-    half = world.open()[0]
-    assert half.properties[PGROUP] == GROUP
-    assert HalfMark.read(half.properties) == HalfMark("q", "r", 3, 0, 7)
+    """Messages that leave a group, because a broker is busy, are sent as single messages."""
+    world.cluster.brokers[0].on_send(Answer(2, "busy"), times=3)
+    world.send(rows=rows_of(ROWS).append_column("tags", pa.array(["a"] * ROWS)))
+    assert Counter(half.body for half in world.open()) == ALL
+    for half in world.open():
+        assert (half.properties[PGROUP], half.properties["TAGS"]) == (GROUP, "a")
+        assert HalfMark.read(half.properties) == HalfMark("q", "r", 3, 0, 7)
+        assert half.sys_flag & SysFlag.TRANSACTION_PREPARED
     engine = world.pool.acquire(world.options())
     until(lambda: engine.drive() or len(_heartbeats(world)) >= 2)
     assert not any(GROUP.encode() in body for body in _heartbeats(world))
@@ -172,6 +181,15 @@ def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> Non
     ]
     assert (world.summary.dead, world.summary.unknown) == (1, 0)
     assert len(halves_of(written)) == 1
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_half_message_that_cannot_be_committed_fails_the_task(world: World, rows: int) -> None:
+    for broker in world.cluster.brokers:
+        fields = (("msgId", "no-id"), ("queueId", "0"), ("queueOffset", "1"))
+        broker.on_send(Answer(0, ext=fields), times=None)
+    with pytest.raises(DeliveryError, match=r"does not say where: .*no-id"):
+        world.send(rows=rows_of(rows))
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -329,13 +347,16 @@ def test_the_mark_has_room_in_the_properties(world: World) -> None:
     written = world.send(rows=rows_of(2).append_column("properties", texts))
     letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
     assert [letter["last_error_code"] for letter in letters] == ["PROPERTIES_TOO_LARGE"]
-    with pytest.raises(ConfigurationError, match="appId"):
-        world.send(dataclasses.replace(CTX, query_id="q" * 2000))
+    room = HALF_BYTES - len(half_properties(dataclasses.replace(CTX, query_id=""), GROUP))
+    world.send(dataclasses.replace(CTX, query_id="q" * room))
+    with pytest.raises(ConfigurationError, match=f"'{'q' * 40}'.* appId"):
+        world.send(dataclasses.replace(CTX, query_id="q" * (room + 1)))
 
 
 def test_lanes_without_a_decision_are_refused(world: World) -> None:
     with pytest.raises(OptionError, match="ledger"):
         SinkOptions.parse({"nameServer": "a:1", "delivery": "transactional"})
+    assert check_group("id", world.options(namespace="ns")) == "ns%rocket-sink-id"
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         TaskRunner(world.options(), dataclasses.replace(CTX, lane="foreach"))
     with pytest.raises(ConfigurationError, match="foreachBatch"):

@@ -17,7 +17,8 @@ from rocket_sink.ledger.transport.handed import spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import Delay, Drop, FakeCluster
+from rocket_sink.testing import Answer, Delay, Drop, FakeCluster
+from rocket_sink.wire.codes import ResponseCode
 from tests.ledger.values import confirmed, context
 from tests.ledger.views import view_rows
 from tests.task.one_task import run_task
@@ -85,32 +86,36 @@ UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
 
 
 @pytest.mark.parametrize(
-    ("lane", "attempt", "speculation", "settings", "is_doubtful"),
+    ("lane", "attempt", "speculation", "settings", "is_doubtful", "is_repeated"),
     [
-        ("foreach_batch", 0, False, IdFacts(), False),
-        ("foreach_batch", 1, False, IdFacts(), True),
-        ("foreach_batch", 0, True, IdFacts(), True),
-        ("foreach_batch", 0, False, PENDING, False),  # the driver knows, and says `again`
-        ("foreach_batch", 0, False, UNRECORDED, True),
-        ("batch", 0, False, UNRECORDED, False),  # the epoch is the stream's that writes the batch
-        ("handed", 0, False, IdFacts(), False),
-        ("handed", 1, False, IdFacts(), True),
-        ("handed", 0, False, PENDING, True),
-        ("spool", 1, True, PENDING, False),  # the spool has the rows of the earlier attempts
-        ("spool", 0, False, UNRECORDED, True),
+        ("foreach_batch", 0, False, IdFacts(), False, False),
+        ("foreach_batch", 1, False, IdFacts(), True, True),
+        ("foreach_batch", 0, True, IdFacts(), True, True),
+        ("foreach_batch", 0, False, PENDING, False, True),  # the driver knows, and says `again`
+        ("foreach_batch", 0, False, UNRECORDED, True, True),
+        ("batch", 0, False, UNRECORDED, False, False),  # of the stream that writes the batch
+        ("handed", 0, False, IdFacts(), False, False),
+        ("handed", 1, False, IdFacts(), True, True),
+        ("handed", 0, False, PENDING, True, True),
+        ("spool", 1, True, PENDING, False, True),  # the spool has the rows of the earlier attempts
+        ("spool", 0, False, UNRECORDED, True, True),
     ],
 )
 def test_an_attempt_beside_others_that_left_no_record_doubts_all(
-    tmp_path: Path, lane: str, attempt: int, speculation: bool, settings: IdFacts, is_doubtful: bool
-) -> None:
+    tmp_path: Path, lane: str, attempt: int, speculation: bool, settings: IdFacts,
+    is_doubtful: bool, is_repeated: bool,
+) -> None:  # fmt: skip
+    """A dead letter may be stored if any earlier attempt may have sent its row."""
     rows: list[pa.RecordBatch] = []
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
+        cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "closed"), times=1)
         options = SinkOptions.parse(
             nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
             allowSpeculation=speculation, ledgerVia="spark" if lane == "handed" else "spool",
+            requestMaxMessages=1, retryTimesWhenSendFailed=0,
         )  # fmt: skip
-        batch = pa.RecordBatch.from_pydict(ROWS)
+        batch = pa.RecordBatch.from_pydict(ROWS).slice(0, 9)
         run = TaskRunner(
             options, context(attempt_number=attempt, lane=lane), settings=settings,
             emit=rows.append if "batch" in lane else None, hands_over=lane == "handed",
@@ -121,5 +126,6 @@ def test_an_attempt_beside_others_that_left_no_record_doubts_all(
     if run.handed is not None:
         spool_handed(place, [run.handed])
     rows += spooled_rows(place.spools).to_batches()
-    [accounts] = [row for part in rows for row in part.to_pylist() if row["kind"] == "epoch"]
-    assert accounts["duplicates_possible"] == (len(ROWS["body"]) if is_doubtful else 0)
+    kinds = {row["kind"]: row for part in rows for row in part.to_pylist()}
+    assert kinds["epoch"]["duplicates_possible"] == (8 if is_doubtful else 0)
+    assert kinds["dead_letter"]["maybe_duplicate"] is is_repeated
