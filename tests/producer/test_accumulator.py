@@ -39,41 +39,29 @@ def test_each_message_has_its_own_result(cluster, make):
     assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) < 25
 
 
-class Driven:
-    """A `BatchAccumulator` whose driver notes (time, size of the batch), and has its own clock."""
+class Driven(BatchAccumulator):
+    """An accumulator whose driver notes (time, size of each batch), wakes and waits."""
 
     def __init__(self, **options):
-        self.now_s, self.sent, self.wakes, self.waits, self.room = 0.0, [], 0, 0, True
-        self.queue, self.state, self.engine = SimpleNamespace(requests=[]), State.OPEN, self
-        parsed, self.thread = SinkOptions.parse(**options), self
-        ids = MessageIds(ip=bytes(4), pid=1, class_hash=1)
-        self.batches = BatchAccumulator(parsed, RequestBuilder(parsed, ids), self)
-
-    def clock(self):
-        return self.now_s
-
-    def check_open(self):
-        pass
-
-    def has_room(self):
-        return self.room
-
-    def wake(self):
-        self.wakes += 1
-
-    def await_room(self, request):
-        self.waits += 1
-
-    def submit_again(self, request, token):
-        self.sent.append((self.now_s, request.message_count))
+        self.now_s, self.sent, self.wakes, self.waits = 0.0, [], [], []
+        self.thread = SimpleNamespace(
+            queue=SimpleNamespace(requests=[]), state=State.OPEN, wake=lambda: self.wakes.append(1)
+        )
+        driver = SimpleNamespace(
+            thread=self.thread, engine=SimpleNamespace(clock=lambda: self.now_s),
+            check_open=list, has_room=list, await_room=self.waits.append,
+            submit_again=lambda request, _: self.sent.append((self.now_s, request.message_count)),
+        )  # fmt: skip
+        parsed, ids = SinkOptions.parse(**options), MessageIds(ip=bytes(4), pid=1, class_hash=1)
+        super().__init__(parsed, RequestBuilder(parsed, ids), driver)
 
     def add(self, *sizes, topic="orders"):
         for size in sizes:
-            self.batches.add(Message(topic, b"x"), size, SendFuture(None, None, None, None))
+            super().add(Message(topic, b"x"), size, SendFuture(None, None, None, None))
 
     def run(self, now_s):
         self.now_s = now_s
-        return self.batches.run(now_s)
+        return super().run(now_s)
 
 
 def test_a_batch_is_sent_when_its_first_message_is_due():
@@ -105,33 +93,23 @@ def test_a_full_batch_is_sent_at_once(sizes, at_once, later):
     assert driven.sent == [(0.0, count) for count in at_once] + [(10.0, count) for count in later]
 
 
-def test_callers_wake_the_thread_for_a_first_message_and_for_a_batch():
-    driven = Driven(autoBatch="10s, 1000")
-    wakes = []
-    for size in (1, 998, 1):
-        driven.add(size)
-        wakes.append(driven.wakes)
+def test_callers_wake_the_thread_and_wait_for_it():
+    """The first message and a full batch wake the thread. While 16 batches wait for the thread, or
+    requests for the window, callers wait."""
+    driven, counts = Driven(autoBatch="10s, 1000"), []
+    for sizes in ([1], [998], [1], [1000] * 14, [999], [1], [1]):
+        driven.add(*sizes)
+        counts.append((len(driven.wakes), len(driven.waits)))
+    assert counts == [(1, 0), (1, 0), (2, 0), (16, 0), (17, 0), (18, 0), (19, 1)]
     driven.run(0.0)
     driven.add(1)
-    driven.run(1.0)
+    driven.thread.queue.requests.append("request")
     driven.add(1)
-    assert [*wakes, driven.wakes] == [1, 1, 2, 3]
-
-
-def test_callers_wait_while_many_batches_wait_for_the_thread_or_the_window():
-    driven = Driven(autoBatch="10s, 1000")
-    driven.add(*[1000] * 16)
-    assert driven.waits == 0
+    assert (len(driven.wakes), len(driven.waits)) == (19, 2), "a batch is open"
+    driven.run(10.0)
     driven.add(1)
-    assert driven.waits == 1
-    driven.run(0.0)
-    driven.room = False
-    driven.add(1)
-    assert driven.waits == 1, "no request waits for the window"
-    driven.queue.requests.append("request")
-    driven.add(1)
-    assert driven.waits == 2
-    driven.state = State.CLOSED
+    assert len(driven.wakes) == 20
+    driven.thread.state = State.CLOSED
     with pytest.raises(ProducerClosedError):
         driven.add(1)
 
