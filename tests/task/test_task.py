@@ -368,13 +368,13 @@ class TestRefusedRows:
         assert run.codes() == {b"00000": "INVALID_QUEUE", b"00002": "INVALID_QUEUE"}
         assert run.summary.acked == 1
 
-    def test_on_invalid_fail(self) -> None:
-        with pytest.raises(DeliveryError, match="onInvalid=fail"):
-            Run(StubEngine(), onInvalid="fail").feed(body=[b"a", None])
-
-    def test_without_a_ledger_a_refused_row_fails_the_task(self) -> None:
-        with pytest.raises(DeliveryError, match="no ledger"):
-            Run(StubEngine(), ledger="").feed(body=[b"a", None])
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [({"onInvalid": "fail"}, "onInvalid=fail"), ({"ledger": ""}, "no ledger")],
+    )
+    def test_a_refused_row_may_fail_the_task(self, options: Any, text: str) -> None:
+        with pytest.raises(DeliveryError, match=text):
+            Run(StubEngine(), **options).feed(body=[b"a", None])
 
     def test_an_unknown_topic_of_a_row_is_that_rows_trouble(self) -> None:
         engine = StubEngine()
@@ -475,14 +475,10 @@ class TestFailures:
         with pytest.raises(DeliveryError, match=text):
             run.feed(body=bodies(5)).finish()
 
-    def test_a_budget_that_is_kept(self) -> None:
-        run = Run(StubEngine(), maxFailures=2)
-        run.feed(body=[b"a", None, b"c", None]).finish()
-        assert run.summary.dead == 2
-
-    def test_exactly_the_allowed_share(self) -> None:
+    @pytest.mark.parametrize("budget", [29, "29%"])
+    def test_a_budget_that_is_just_kept(self, budget: int | str) -> None:
         """0.29 * 100 is 28.999999999999996."""
-        run = Run(StubEngine(), maxFailures="29%")
+        run = Run(StubEngine(), maxFailures=budget)
         run.feed(body=[None] * 9 + [b"a"]).feed(body=[None] * 20 + [b"a"] * 70).finish()
         assert run.summary.dead == 29
 
