@@ -19,8 +19,7 @@ from rocket_sink.ledger import storage
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import remember
 from rocket_sink.ledger.token import LedgerToken, may_hand_over
-from rocket_sink.ledger.transport import handed
-from rocket_sink.ledger.transport.accumulator import _RowsOnDriver
+from rocket_sink.ledger.transport import accumulator, handed
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
@@ -145,12 +144,34 @@ def test_foreach_rows_wait_for_no_store(
     """Do not wait for the store: the thread that takes the rows ends the tasks of all jobs."""
     place = resolve_path(absent_store)
     assert len(place.spools) == 2
-    remaining = _RowsOnDriver(place).addInPlace(
+    remaining = accumulator._RowsOnDriver(place).addInPlace(
         [], [rows_of(sends(context())), rows_of(letter(context()))]
     )
     assert remaining == []
     assert [row["kind"] for row in kept(place.driver_folder)] == ["send", "dead_letter"]
     assert caplog.records == [], "the store was not asked"
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_rows_of_foreach_that_no_spool_takes_wait_for_the_next_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    errors = [LedgerError("full")] * failures
+
+    def spool(*args: Any, **more: Any) -> None:
+        if errors:
+            raise errors.pop()
+        spool_handed(*args, **more)
+
+    monkeypatch.setattr(accumulator, "spool_handed", spool)
+    place, rows = resolve_path(tmp_path), list[HandedRows]()
+    driver = accumulator._RowsOnDriver(place)
+    for task in range(2):
+        new = rows_of(accounts(context(partition=task), acked=5))
+        rows = driver.addInPlace(rows, [new])
+        assert rows == ([new] if (failures, task) == (2, 0) else [])
+    assert sorted(row["partition"] for row in kept(place)) == [0, 1]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"][:failures]
 
 
 class NoAnswer:
