@@ -187,7 +187,7 @@ class PendingRequest:
             self.fixed == other.fixed
             and self.waits_for_store == other.waits_for_store
             and self.sys_flag == other.sys_flag
-            and not (self.timed or other.timed or self.alone or other.alone)
+            and not (self.alone or other.alone)
             and not self.attempts  # Its error and its attempts are not those of new messages.
             and self.parked is SpillState.SLICE
             and self.message_count + other.message_count <= max_messages

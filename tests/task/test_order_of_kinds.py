@@ -19,19 +19,6 @@ IN_ORDER = ("strict", "best_effort")
 
 
 @pytest.mark.parametrize("ordering", IN_ORDER)
-def test_rows_of_two_kinds_keep_their_order(ordering):
-    columns = {"wait_store": [True, False] * 4}
-    bodies = [b"%d" % number for number in range(8)]
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("orders", 4)
-        with TableProducer(
-            nameServer=cluster.name_server, topic="orders", ordering=ordering
-        ) as producer:
-            producer.send(pa.table({"body": bodies, "sharding_key": ["K"] * 8, **columns}))
-        assert [message.body for message in cluster.messages("orders")] == bodies
-
-
-@pytest.mark.parametrize("ordering", IN_ORDER)
 def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, tmp_path):
     def batch(number):
         return pa.RecordBatch.from_pydict(

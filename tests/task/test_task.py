@@ -562,6 +562,23 @@ class TestOrder:
         assert engine.bodies(queue) == [b for b in bodies(18) if b not in rows_of_key[1:]]
         assert run.summary.held_back == 7
 
+    @pytest.mark.parametrize("kind", ["lite_topic", "queue_id", "wait_store"])
+    def test_rows_of_two_kinds_share_a_queue_and_no_request(self, ordering: str, kind: str) -> None:
+        engine, keys = StubEngine(), ["k1", "k1" if kind == "wait_store" else None]
+        queue, info = home(engine, "k1"), engine.publish_info("t")
+        columns: dict[str, Any] = {"wait_store": [True, False]}
+        names = (f"name{number}" for number in range(99))
+        if kind == "lite_topic":
+            hashed = {sharding.queue_for_key(info, n, sharding.LITE_TOPIC_HASH): n for n in names}
+            columns = {kind: [None, hashed[queue]]}
+        elif kind == "queue_id":
+            columns = {kind: [None, queue.queue_id], "broker_name": [None, queue.broker_name]}
+        run = Run(engine, ordering=ordering)
+        for first in range(0, 8, 2):
+            run.feed(body=bodies(2, first), sharding_key=keys, **columns)
+        assert run.finish().engine.bodies(queue) == bodies(8)
+        assert [request.batch for request in engine.requests] == [True, kind != "lite_topic"] * 4
+
     def test_new_rows_do_not_join_the_rest_of_a_refused_batch(self, ordering: str) -> None:
         """The rest of the batch waits again while a poison row's key is held."""
         ends = iter([BatchTooLargeError("big"), *[MessageIllegalError("poison")] * 2, None])
