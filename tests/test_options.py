@@ -75,6 +75,10 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"appId": "nightly$(id>x)"}, ["appId", "commands to paste"]),
         ({"appId": "a' OR '1'='1"}, ["appId", "commands to paste"]),
         ({"appId": "a\nb"}, ["appId", "'a\\nb'"]),
+        ({"topic": ["a"]}, ["topic", "['a'] is not text"]),
+        ({"addressMap": "10.1.0.0/33:*=a:*"}, ["addressMap", "HOST:PORT"]),
+        ({"addressMap": "a:1=b"}, ["addressMap", "HOST:PORT"]),
+        ({"ledgerRetention": "send=-1d"}, ["ledgerRetention", "durations"]),
     ],
 )
 def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:
@@ -145,6 +149,9 @@ def test_a_refused_secret_is_not_repeated() -> None:
         ("autoBatch", "1s, 1MiB", "1000,1048576"),
         ("faultTable", "3s:30s, 50:0, 550 : 2000", "50:0,550:2000,3000:30000"),
         ("ledgerRetention", "send=7d, body=0", "send=604800000,body=0"),
+        ("addressMap", "10.1.0.0/16:*=g:*; [::1]:1 = h:2", "10.1.0.0/16:*=g:*,[::1]:1=h:2"),
+        ("allowSystemTopics", " Yes", "true"),
+        ("allowSystemTopics", 0, "false"),
     ],
 )
 def test_other_spellings_of_values(name: str, value: object, shown: str) -> None:
@@ -215,8 +222,9 @@ def test_secrets_by_reference_have_nothing_around_them(
     for reference in ("env:THE_SECRET", f"file:{tmp_path / 'secret'}"):
         assert resolve_secret("secretKey", Secret(reference)).reveal() == "pass word"
     monkeypatch.setenv("THE_SECRET", around)
-    with pytest.raises(OptionError, match="missing or empty"):
-        resolve_secret("secretKey", Secret("env:THE_SECRET"))
+    for reference, why in (("env:THE_SECRET", "missing or empty"), ("file:/gone", "cannot read")):
+        with pytest.raises(OptionError, match=why):
+            resolve_secret("secretKey", Secret(reference))
 
 
 @pytest.mark.parametrize("client", [Producer, TableProducer, Admin])
