@@ -283,11 +283,14 @@ def test_rows_are_counted_from_zero_on(tmp_path: Path) -> None:
     assert rows == {(outcome,): 0 for outcome in OUTCOMES}
 
 
-def test_an_isolation_ends(tmp_path: Path) -> None:
+def test_the_isolation_that_ends_last_counts_and_ends(tmp_path: Path) -> None:
     figures = followed(tmp_path)
-    store(tmp_path, minute())
+    for cause, end_s in (("A", 30.0), ("B", 60.0), ("C", 45.0)):
+        isolation = Isolation("broker-b", cause, 3000.0, 0.0, end_s, reachable=False)
+        store(tmp_path, [isolation_rows([isolation], CONTEXT, now_s=0.0)])
     figures.refresh()
     sums = figures.brokers["broker-b"]
+    assert sums.is_isolated() and sums.cause == "B"
     sums.isolated_until = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=1)
     assert not sums.is_isolated()
 
@@ -353,6 +356,7 @@ def test_latencies_are_a_histogram_that_adds_up(tmp_path: Path) -> None:
     assert {float(bound): count for bound, count in both.items()} == {
         bound: sum(ms / 1000 <= bound for ms in slow + fast) for bound in live.BOUNDS_S
     }
+    assert " ".join(both) == "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 +Inf"
 
 
 def test_each_alert_names_a_page_with_that_heading() -> None:
