@@ -24,9 +24,9 @@ PAGE: Final = ROOT / "docs" / "benchmarks.md"
 CHART: Final = ROOT / "docs" / "pictures" / "lanes.svg"
 FILES: Final = tuple(
     ROOT / "conf" / f"benchmark-{name}.json"
-    for name in ("lanes", "producers", "singles", "latency", "faults", "scale")
+    for name in ("lanes", "producers", "singles", "latency", "faults", "scale", "readers")
 )
-"""The runs of the page, A to F. The first three are the baselines, too."""
+"""The runs of the page, A to G. The first three are the baselines, too."""
 LANES_MARK: Final = "<!-- lanes: made by `python -m benchmarks.readme_tables` -->"
 LANES_END: Final = "<!-- /lanes -->"
 _SOURCE: Final = "source-stream"
