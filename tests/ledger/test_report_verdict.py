@@ -41,7 +41,7 @@ HEALTHY = Figures(
     "/data/ledger",
     Scope(),
     Totals(epochs=3, rows_in=1000, acked=1000),
-    [broker("broker-a"), broker("broker-b", 13.0), broker("-", outcomes={})],
+    [broker("broker-a"), broker("broker-b", 480.0, requests=99), broker("-", outcomes={})],
     last_at=LATER,
 )
 GONE = Absence("broker-b", AT, AT, None, 500, True, "INVALID_QUEUE")
@@ -219,8 +219,8 @@ def test_a_refused_letter_is_parked_by_the_command_as_it_stands() -> None:
 def test_all_is_well() -> None:
     (found,) = verdict(HEALTHY)
     assert str(found) == (
-        "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most 13 "
-        "ms; last send 2024-05-06 14:25:03 UTC"
+        "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most "
+        "480 ms; last send 2024-05-06 14:25:03 UTC"
     )
     backfilled = verdict(replace(HEALTHY, resent=ResentFigures(500)))[0]
     assert backfilled.text.startswith(

@@ -21,7 +21,9 @@ LINES: Final = 3
 """Number of findings that a console shows above all tables."""
 SLOW_TIMES: Final = 3.0
 SLOW_MS: Final = 50.0
-"""A broker is slow if its p99 is `SLOW_TIMES` the median of the others, and `SLOW_MS` above it."""
+SLOW_REQUESTS: Final = 100
+"""A broker is slow if its p99 is `SLOW_TIMES` the median of the others, and `SLOW_MS` above it.
+Brokers with fewer than `SLOW_REQUESTS` are left out: their p99 is the latency of one request."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _REMARK: Final = 160
@@ -251,7 +253,8 @@ def _isolated(facts: Figures, *, still: bool) -> Iterator[Case]:
 
 
 def _slow(facts: Figures) -> Iterator[Case]:
-    measured = {b.broker: b.p99_ms for b in _brokers(facts) if b.p99_ms is not None}
+    brokers = [broker for broker in _brokers(facts) if broker.requests >= SLOW_REQUESTS]
+    measured = {each.broker: each.p99_ms for each in brokers if each.p99_ms is not None}
     for broker, p99 in measured.items():
         others = [other for name, other in measured.items() if name != broker]
         usual = median(others) if others else p99
