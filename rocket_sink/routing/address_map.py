@@ -68,8 +68,8 @@ def with_origin(error: _E, broker: str) -> _E:
         return error
     text = (
         f"{error.text}; the address comes from the broker {broker}, which registered it (brokerIP1 "
-        "in its configuration). If it leads nowhere from here, as with Docker, Kubernetes or NAT, "
-        "set the option addressMap"
+        "in its configuration), or from addressMap. If it leads nowhere from here, as with Docker, "
+        f"Kubernetes or NAT, set the option addressMap={broker}:*=HOST:PORT"
     )
     explained = type(error)(text, **error.facts)
     explained.__cause__ = error.__cause__

@@ -48,7 +48,7 @@ def test_an_address_that_leads_nowhere_is_explained(
     words = r"the broker broker-[ab], which registered it \(brokerIP1.*option addressMap"
     with pytest.raises(ConnectError, match=words) as caught:
         make_producer(sendMsgTimeout=2000).send(Message("orders", b"x"))
-    assert str(caught.value).count(MAP) == 1
+    assert str(caught.value).count("brokerIP1") == 1
     with Admin(nameServer=cluster.name_server) as admin, pytest.raises(ConnectError, match=words):
         admin.max_offset(MessageQueue("orders", "broker-a", 0))
 

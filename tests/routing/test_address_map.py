@@ -52,7 +52,7 @@ def test_only_brokers_that_were_not_reached_get_the_remedy() -> None:
     error.__cause__ = cause
     explained = with_origin(error, "broker-a")
     assert "broker-a, which registered it (brokerIP1" in str(explained)
-    assert "option addressMap" in explained.text
+    assert "from addressMap" in explained.text and "=broker-a:*=HOST:PORT" in explained.text
     assert (explained.address, explained.__cause__) == ("h:1", cause)  # type: ignore[attr-defined]
     late = RequestTimeoutError("late")
     assert with_origin(late, "broker-a") is late
