@@ -6,6 +6,7 @@ delta-rs judges the contents of the table.
 import contextlib
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,14 @@ def check_made(path: Path, rows: int) -> None:
 
 def at_once(count: int, work: Any) -> None:
     """Run `work` in threads that start together. Raise the error of a thread that failed."""
-    start, failed = threading.Barrier(count), list[BaseException]()
+    start = threading.Barrier(count)
 
-    def run() -> None:
+    def run(_: int) -> None:
         start.wait(60)
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
+        work()
 
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(run, range(count)))
 
 
 @pytest.fixture

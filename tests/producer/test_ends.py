@@ -109,14 +109,6 @@ def test_a_connection_that_cannot_be_made_keeps_no_place(cluster, monkeypatch):
         assert producer.send(Message("orders", b"body")).status == "SEND_OK"
 
 
-def test_a_closed_producer_says_so(cluster):
-    producer = Producer(nameServer=cluster.name_server)
-    producer.send(Message("orders", b"body"))
-    producer.close()
-    with pytest.raises(ProducerClosedError):
-        producer.fetch_publish_message_queues("orders")
-
-
 class Seen(SendHook):
     def __init__(self) -> None:
         self.calls: list[str] = []

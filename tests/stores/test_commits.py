@@ -32,6 +32,8 @@ from tests.stores.cases import place_on, stored_keys
 from tests.stores.server import S3Server
 
 ROWS = 3
+CONTEXT = SimpleNamespace(applicationId="app", master="local")
+SESSION: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=CONTEXT)
 
 
 @pytest.fixture
@@ -133,9 +135,6 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
 ) -> None:  # fmt: skip
     """The fold's rows are in the table; while the log says so, no later fold adds them again."""
     place = folder
-    session: Any = SimpleNamespace(
-        _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
-    )
     monkeypatch.setattr(table_module, "_allowed", {("app", place): True})
     monkeypatch.setattr(lock_module, "_SETTLE_S", 0.01)
     delta_rs.create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
@@ -146,7 +145,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fold(session, place, on_step=die)
+        fold(SESSION, place, on_step=die)
     for version in range(commits):
         commit(place, "q", version)
     if is_cut:
@@ -155,10 +154,10 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
         with pytest.raises(
             LedgerError, match=r"not known whether .*/folds/0-\w+\.json lists"
         ) as told:
-            fold(session, place)
+            fold(SESSION, place)
         assert "safe" not in str(told.value)
     else:
-        summary = fold(session, place)
+        summary = fold(SESSION, place)
         assert (summary.recovered, summary.rows) == (1, 0)
     rows = rows_in(server, place)
     assert rows == {"q": commits * ROWS, context().query_id: ROWS}
@@ -169,9 +168,6 @@ def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
     """Spark's Delta may overwrite the erasure's commit, whose old files are deleted."""
-    session: Any = SimpleNamespace(
-        _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
-    )
     monkeypatch.setattr(table_module, "_allowed", {("app", folder): commits})
     delta_rs.create_table(folder, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
     table, row = delta_rs.open_table(folder), letter(context())
@@ -179,10 +175,10 @@ def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     delta_rs.commit(folder, table, write_data_files(folder, [row]), "q", 0)
     ids = row["letter_id"].to_pylist()
     if commits:
-        assert erase_letters(session, folder, ids, "request 7").letters == 1
+        assert erase_letters(SESSION, folder, ids, "request 7").letters == 1
     else:
         with pytest.raises(LedgerError, match="cannot be removed: Spark's Delta commits"):
-            erase_letters(session, folder, ids, "request 7")
+            erase_letters(SESSION, folder, ids, "request 7")
     table = DeltaTable(folder.uri, storage_options=server.storage_options)
     assert (table.version() > 1) == commits
     assert table.to_pyarrow_table()["body"].to_pylist() == [None if commits else b"body"]

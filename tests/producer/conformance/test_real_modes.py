@@ -14,7 +14,7 @@ from rocket_sink.errors import (
     SendError,
     UnknownOutcomeError,
 )
-from rocket_sink.message import Message, MessageQueue
+from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
@@ -97,33 +97,6 @@ def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path
         producer.send_batch([Message(topic, b"batch-%d" % n, keys=f"b{n}") for n in range(3)])
     wanted = {b"row-1", b"row-3", b"row-5", b"row-7", b"row-9", b"batch-0", b"batch-1", b"batch-2"}
     assert {message.body for message in read_with_java(real, topic)} == wanted
-
-
-def test_queue_selector_and_sharding_key(real, topic):
-    with Producer(nameServer=real.name_server) as producer:
-        queues = producer.fetch_publish_message_queues(topic)
-        wanted = []
-        for number, queue in enumerate(queues):
-            message = Message(topic, b"%d" % number)
-            producer.send(message, queue=queue)
-            producer.send_async(message, selector=lambda qs, m, arg: qs[arg], arg=number).result(9)
-            producer.send_oneway(message, queue=queue)
-            producer.send_oneway(message, selector=lambda qs, m, arg: qs[arg], arg=number)
-            wanted += [(queue.queue_id, _port(real, queue), message.body)] * 4
-        producer.send_batch([Message(topic, b"batch")] * 3, queue=queues[2])
-        wanted += [(queues[2].queue_id, _port(real, queues[2]), b"batch")] * 3
-        keyed = {producer.send(Message(topic, b"k", sharding_key="u")).queue for _ in range(3)}
-        (home,) = keyed
-        wanted += [(home.queue_id, _port(real, home), b"k")] * 3
-        until(lambda: len(stored(real, topic)) >= len(wanted))
-    places = [(m.queue_id, m.store_host[1], m.body) for m in stored(real, topic)]
-    assert Counter(places) == Counter(wanted)
-
-
-def _port(real, queue: MessageQueue) -> int:
-    return next(
-        int(b.address.rpartition(":")[2]) for b in real.brokers if b.name == queue.broker_name
-    )
 
 
 def test_c73_transactions_end_in_five_ways(real, topic):

@@ -57,22 +57,6 @@ def test_c66_both_verify_each_other(requiring, enforcing):
         assert send(cluster, **mutual(cluster, tlsServerName="localhost")) == "SEND_OK"
 
 
-def test_c66_the_clients_key_has_a_password(requiring, tmp_path):
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    cert, plain = requiring.tls_client
-    key = serialization.load_pem_private_key(plain.read_bytes(), None)
-    locked = tmp_path / "locked.key"
-    locked.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"1234"),
-        )
-    )
-    options = verified(requiring, tlsCert=cert, tlsKey=locked, tlsKeyPassword="1234")
-    assert send(requiring, **options) == "SEND_OK"
-
-
 def test_c66_without_a_client_certificate(requiring, enforcing):
     assert send(enforcing, **verified(enforcing)) == "SEND_OK"
     with pytest.raises(NotSentError, match="tlsCert"):

@@ -15,14 +15,10 @@ HELD_S = 1.8
 """The time is longer than an attempt's share of three seconds, and well below three seconds."""
 
 
-def every(cluster, behaviour, times=None):
-    cluster.on_send(behaviour, times=times)
-
-
 @pytest.mark.parametrize("mode", ["send", "send_async", "gathered", "send_batch", "transaction"])
 @pytest.mark.parametrize("code", [10, 11, 12])
 def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, code):
-    every(cluster, Answer(code))
+    cluster.on_send(Answer(code), times=None)
     producer = make_producer(onDegraded="fail", autoBatch=mode == "gathered")
     message = Message("orders", b"body")
     calls = {
@@ -59,7 +55,7 @@ def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, se
 @pytest.mark.parametrize("mode", ["send", "send_async", "send_batch"])
 def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_producer, mode):
     """With a dead slave, each send is answered late, and any other request at once."""
-    every(cluster, Delay(HELD_S * 1000))
+    cluster.on_send(Delay(HELD_S * 1000), times=None)
     producer = make_producer(sendMsgTimeout="20s", retryTimesWhenSendFailed=19)
     message = Message("orders", b"body")
     calls = {
@@ -106,7 +102,7 @@ def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, mak
 
 
 def test_the_time_of_an_attempt_that_the_user_set_is_kept(cluster, make_engine):
-    every(cluster, Delay(600_000))
+    cluster.on_send(Delay(600_000), times=None)
     # The last attempt has the time that the others left of the total.
     engine = make_engine(sendMsgTimeout="8s", sendMsgMaxTimeoutPerRequest=700)
     completion = send(engine, 1)

@@ -54,14 +54,6 @@ def test_degraded_is_delivered_and_not_sent_again(cluster, make_engine):
     assert len(cluster.messages("orders")) == 1
 
 
-def test_degraded_is_sent_again_if_wanted_and_the_first_result_stands(cluster, make_engine):
-    cluster.on_send(Answer(10, ""), times=1)
-    completion = send(make_engine(onDegraded="retry"))
-    assert completion.outcome is Outcome.ACKED
-    assert completion.maybe_duplicate
-    assert len(cluster.messages("orders")) == 3
-
-
 def test_rejected_at_once_by_all(cluster, make_engine):
     cluster.on_send(Answer(13, "the message is illegal"), times=None)
     completion = send(make_engine())
