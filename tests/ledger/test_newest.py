@@ -5,6 +5,8 @@ A second writer commits, deletes or remakes the table at chosen moments.
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,13 +16,16 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.delta_rs import commit, create_table, last_version
 from rocket_sink.ledger.append.delta_rs import newest_for_readers as newest
-from rocket_sink.ledger.append.table import PROPERTIES
+from rocket_sink.ledger.append.table import PROPERTIES, is_table
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import COLUMNS
 from rocket_sink.ledger.transport.data_files import write_data_files
 
 from .values import context, sends
+
+CLASSIC: Any = SimpleNamespace(_jsparkSession=1)
+"""A session of which nothing may be asked."""
 
 
 def make(place: LedgerPath, commits: int) -> None:
@@ -92,13 +97,14 @@ def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: Ledg
     table = DeltaTable(place.root)
     table.alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
     assert newest(place) is None
+    assert is_table(CLASSIC, place), "its log says so, without a question to Spark's Delta"
 
 
 def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path: Path) -> None:
     """A reader may come between the folder of the log and its first commit."""
     place = resolve_path(tmp_path / "ledger")
     (tmp_path / "ledger" / "_delta_log").mkdir(parents=True)
-    assert newest(place) is None
+    assert newest(place) is None and not is_table(CLASSIC, place)
     assert open_quick(place.root) is None
     (tmp_path / "ledger" / "kind=send").mkdir()
     with pytest.raises(LedgerError, match="no commit"):

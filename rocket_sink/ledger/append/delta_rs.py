@@ -256,6 +256,11 @@ def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
     return delta_rs_address(place.uri, place.storage)
 
 
+def has_commits(place: LedgerPath) -> bool:
+    """Return whether a local folder has a Delta table: a log with commits, of any features."""
+    return any(Path(place.root, LOG_FOLDER).glob("*.json"))
+
+
 def _has_log(place: LedgerPath) -> bool:
     """Return whether the table has a log. On stores ask pyarrow, which fails sooner than delta-rs.
     Raise LedgerError or OSError if the store cannot be read."""

@@ -25,6 +25,7 @@ from rocket_sink.ledger.append.delta_rs import (
     create_table,
     damaged,
     data_files,
+    has_commits,
     last_version,
     newest_for_readers,
     open_any,
@@ -119,8 +120,10 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
     can tell, and the session does not have it."""
     if open_direct(spark, place) is not None:
         return True
-    if not has_delta(spark) and is_classic(spark):
-        if place.is_local or _may_commit(spark, place):
+    if is_classic(spark) and place.is_local:
+        return has_commits(place)
+    if is_classic(spark) and not has_delta(spark):
+        if _may_commit(spark, place):
             return False
         raise LedgerError(no_delta(place), path=place.uri)
     check_encoding(spark, str(place))

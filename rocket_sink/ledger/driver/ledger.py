@@ -355,8 +355,6 @@ class Ledger:
             raise LedgerError(no_delta(self._place), path=self.uri)
         from delta.tables import DeltaTable
 
-        if not is_table(spark, self._place):
-            raise missing(self._place)
         if self._place.is_local:
             check_files(self._place)
         check_table(spark, self._place)
