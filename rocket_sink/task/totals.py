@@ -45,78 +45,6 @@ def exceeds(given_up: int, budget: str, rows: int) -> bool:
     return bool(budget) and given_up > int(budget)
 
 
-@dataclass(frozen=True)
-class WriteSummary:
-    """The result of a batch write: rows_in = acked + degraded + dead + unknown + filtered.
-
-    `is_repeated`: an earlier write with the `batchId` was complete, and has this summary. The
-    repetition has sent nothing."""
-
-    query_id: str
-    ledger: str
-    duration_s: float
-    rows_in: int
-    acked: int
-    degraded: int
-    dead: int
-    unknown: int
-    filtered: int
-    invalid: int
-    held_back: int
-    duplicates_possible: int
-    found_stored: int
-    requests: int
-    attempts: int
-    first_error: str = ""
-    is_repeated: bool = False
-
-    @classmethod
-    def of(
-        cls, counts: Mapping[str, Any], *, query_id: str, ledger: str, duration_s: float
-    ) -> WriteSummary:
-        values: dict[str, Any] = {name: int(counts[name]) for name in COUNTS}
-        return cls(query_id, ledger, duration_s, first_error=counts["first_error"], **values)
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether every row is counted in one of the columns."""
-        parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
-        return self.rows_in == parts
-
-    @property
-    def all_delivered(self) -> bool:
-        """Whether brokers have stored every row."""
-        return self.rows_in == self.acked + self.degraded + self.filtered
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return (label, value) for printing, without most of the counts that are 0."""
-        counts = [(name, getattr(self, name)) for name in COUNTS]
-        shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
-        per_s = self.rows_in / self.duration_s if self.duration_s else 0
-        rate = f"{per_s:,.0f} rows/s" if per_s >= 1 else ""
-        shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
-        if self.first_error:
-            shown.append(("first error", clean(self.first_error)))
-        shown.append(("ledger", self.ledger or "none"))
-        if self.is_repeated:
-            shown.append(("repeated", "nothing was sent again: an earlier write was complete"))
-        return shown
-
-    @property
-    def title(self) -> str:
-        if self.all_delivered:
-            return "All rows delivered"
-        return f"{self.dead + self.unknown:,} of {self.rows_in:,} rows not delivered"
-
-    def __str__(self) -> str:
-        lines = self.lines()
-        width = max(len(label) for label, _ in lines)
-        return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in lines)])
-
-    def _repr_html_(self) -> str:
-        return html_table(self.title, self.lines())
-
-
 @dataclass
 class TaskSummary:
     """The counts of a task: numbers of rows, except where the name says otherwise."""
@@ -151,6 +79,63 @@ class TaskSummary:
 
     def as_dict(self) -> dict[str, int | str]:
         return asdict(self)
+
+
+@dataclass(kw_only=True)
+class WriteSummary(TaskSummary):
+    """The result of a batch write, with the sums of its tasks' counts.
+
+    `is_repeated`: an earlier write with the `batchId` was complete, and has this summary. The
+    repetition has sent nothing."""
+
+    query_id: str
+    ledger: str
+    duration_s: float
+    is_repeated: bool = False
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Any], **facts: Any) -> WriteSummary:
+        """Return the summary of these sums (`sums_of`); `facts` are the fields above."""
+        sums: dict[str, Any] = {name: int(counts[name]) for name in COUNTS}
+        return cls(**sums, first_error=counts["first_error"], **facts)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether every row is counted in one of the columns."""
+        return self.rows_in == self.accounted
+
+    @property
+    def all_delivered(self) -> bool:
+        """Whether brokers have stored every row."""
+        return self.rows_in == self.acked + self.degraded + self.filtered
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (label, value) for printing, without most of the counts that are 0."""
+        counts = [(name, getattr(self, name)) for name in COUNTS]
+        shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
+        per_s = self.rows_in / self.duration_s if self.duration_s else 0
+        rate = f"{per_s:,.0f} rows/s" if per_s >= 1 else ""
+        shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
+        if self.first_error:
+            shown.append(("first error", clean(self.first_error)))
+        shown.append(("ledger", self.ledger or "none"))
+        if self.is_repeated:
+            shown.append(("repeated", "nothing was sent again: an earlier write was complete"))
+        return shown
+
+    @property
+    def title(self) -> str:
+        if self.all_delivered:
+            return "All rows delivered"
+        return f"{self.given_up:,} of {self.rows_in:,} rows not delivered"
+
+    def __str__(self) -> str:
+        lines = self.lines()
+        width = max(len(label) for label, _ in lines)
+        return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in lines)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.title, self.lines())
 
 
 def sums_of(accounts: Sequence[Any]) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) 
 )  # fmt: skip
 def test_cells(value: object, shown: str) -> None:
     assert cell(value) == shown
+    (column,) = table("", ("value",), [[value]]).columns
+    assert (column.justify == "right") == (type(value) in (int, float, type(None)))
 
 
 def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
