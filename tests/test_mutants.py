@@ -76,6 +76,8 @@ suite.note_lines_of([test])
 for mutant in mutants.draw(["rocket_sink/x.py"], None, Random(1)):
     if mutant.place.operator == "operator_swap_op":
         print(mutant.place.line, suite.survival(mutant, [test]))
+        last = mutant
+print("not imported", suite.survival(last._replace(text="import not_there"), [test]))
 text = source.read_text()
 for change in ("# comment\\n" + text, text[:-3] + "2", text.replace("n > 1", "n > 2")):
     source.write_text(change)
@@ -100,6 +102,7 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "8 no test runs the line",
         "2 None",
         "5 1 tests pass",
+        "not imported None",
         "False [1, 2, 3, 5, 6, 8]",
         "False [1, 2, 4, 5, 7]",
         "True [1, 2, 4, 5, 7]",

@@ -227,8 +227,8 @@ class Suite:
         finally:
             write_source(path, before)
         if code == NOT_COLLECTED:
-            code, output = self._run(["--collect-only", *files], 600)
-            if code == NOT_COLLECTED:
+            without_mistake, output = self._run(["--collect-only", *files], 600)
+            if without_mistake == NOT_COLLECTED:
                 raise NotCollectedError(output)
         self.overdue += code in (None, -signal.SIGALRM)
         reasons = {0: "pass", pytest.ExitCode.NO_TESTS_COLLECTED: "are not there"}

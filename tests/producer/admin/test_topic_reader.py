@@ -5,14 +5,19 @@ from dataclasses import replace
 import pytest
 
 from rocket_sink.errors import (
+    BrokerBusyError,
     BrokerError,
+    GoAwayError,
     InvalidQueueError,
+    NoRouteError,
     PermissionDeniedError,
     RemoteProtocolError,
+    SendError,
+    TlsRefusedError,
 )
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin import dlq
-from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.admin import Admin, is_away
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.batch import encode_inner
@@ -61,6 +66,17 @@ def lagging(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Admin, "runtime_info", runtime_info)
     cluster.create_topic("t", 1)
     return behind
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NoRouteError, True), (BrokerBusyError, True), (GoAwayError, True),
+        (TlsRefusedError, False), (InvalidQueueError, False), (PermissionDeniedError, False),
+    ],
+)  # fmt: skip
+def test_who_is_away_may_come_back(error: type[SendError], expected: bool) -> None:
+    assert is_away(error("no")) is expected
 
 
 def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: list[int]) -> None:
