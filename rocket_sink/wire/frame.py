@@ -99,11 +99,13 @@ class FrameReader:
             raise self._error
         data, at = self._data, self._at
         available = len(data) - at
-        if available < 8:
-            return None
-        length, mark = PREFIX.unpack_from(data, at)
-        header_length = mark & _HEADER_LENGTH_MASK
         try:
+            if available < PREFIX.size:
+                if available >= 4:  # A TLS alert has seven bytes, and no more may follow.
+                    self._check_lengths(int.from_bytes(data[at : at + 4], "big"), 0)
+                return None
+            length, mark = PREFIX.unpack_from(data, at)
+            header_length = mark & _HEADER_LENGTH_MASK
             if length > self._small or header_length + 4 > length:
                 self._check_lengths(length, header_length)
             if available < 4 + length:

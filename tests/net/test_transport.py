@@ -720,9 +720,27 @@ def test_an_alert_is_recognised_by_its_name(name, protocol):
 
 def test_plain_to_a_tls_server_is_explained(authority, serve):
     address = serve(authority.server("ip", IP))
-    with pytest.raises(Exception, match=r"tlsMode|peer closed|reset") as caught:
+    with pytest.raises(Exception, match=r"set tlsMode|reset") as caught:
         ask(address)
     assert caught.value.code in ("CONNECTION_LOST", "UNWRITTEN")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"\x15\x03\x03\0\2\2\x46", "answers with TLS; set tlsMode"),
+        (b"\x16\x03\x03\0\x7a\2\0\0", "answers with TLS; set tlsMode"),
+        (b"HTTP", "does not speak RocketMQ's protocol"),
+    ],
+)
+def test_a_plain_request_is_told_what_answered(plain, answer, words):
+    def act(peer):
+        peer.recv(65_536)
+        peer.sendall(answer)
+        linger(peer)
+
+    with pytest.raises(SendError, match=words):
+        ask(plain(act))
 
 
 def test_a_missing_ca_file_is_an_option_error(serve):
