@@ -406,8 +406,7 @@ class NetworkClient:
             if not channel.is_open and not channel.closed:
                 if now_s >= channel.connect_deadline_s:
                     self.fail(channel, channel.transport.timeout_error(), now_s)
-                    continue
-                if channel.transport.targets.is_silent(now_s):
+                elif channel.transport.targets.is_silent(now_s):
                     self._advance(channel, now_s, skip=True)
             due_s = channel.connection.next_deadline_s
             if due_s is not None and now_s >= due_s:

@@ -310,8 +310,7 @@ class Transport:
 
     def _begin_stream(self) -> None:
         if self._security is None:
-            self.state, self.wants_write = StreamState.OPEN, False
-            self._stream = self._socket
+            self.state, self._stream = StreamState.OPEN, self._socket
             return
         self.state = StreamState.HANDSHAKING
         try:

@@ -15,6 +15,7 @@ from rocket_sink.errors import (
     ConnectError,
     OptionError,
     RemoteProtocolError,
+    RequestTimeoutError,
     SendError,
     TlsError,
     TlsRefusedError,
@@ -467,7 +468,7 @@ def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, na
     address = named(serve(), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
     mute = Mute(address.rpartition(":")[2])
-    assert isinstance(Asked(client, address, deadline_s=0.3).wait(), SendError)
+    assert isinstance(Asked(client, address, deadline_s=0.3).wait(), RequestTimeoutError)
     for _ in range(5):
         reconnect(client, address)
         assert Asked(client, address).wait() == b"hello"
