@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pyarrow as pa
 import pytest
 
+from rocket_sink.errors import DeliveryError
 from rocket_sink.message import Message
 from rocket_sink.net import client
 from rocket_sink.producer.admin import half_commits
@@ -79,6 +80,17 @@ def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves):
     assert report.committed == COUNT
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("doubtful", "first"), [(False, "the connection to"), (True, "odd")])
+def test_a_look_up_without_an_answer_is_told_of_with_the_first_error(
+    cluster, make_engine, halves, doubtful, first
+):
+    cluster.on(RequestCode.END_TRANSACTION, CloseConnection(), times=None)
+    cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "odd"), times=None)
+    engine = make_engine(storedCheckTimeout=300)
+    with pytest.raises(DeliveryError, match=rf"could not be committed \(.*{first}"):
+        committer(engine).commit(halves, doubtful=doubtful)
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])

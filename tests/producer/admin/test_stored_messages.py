@@ -69,8 +69,9 @@ def test_silence_is_not_absence(cluster, make_engine, behaviour, why):
     engine = make_engine(storedCheckTimeout=200)
     _send(engine, 1)
     cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, behaviour, times=None)
-    with pytest.raises(DeliveryError, match=f"^broker-b does not say .*{why}"):
+    with pytest.raises(DeliveryError, match=f"^broker-b does not say .*{why}") as caught:
         StoredMessages(engine, since_ms=0).find("orders", ["none"], timed=False)
+    assert ("odd" in caught.value.facts["first_error"]) == (why == "odd")
 
 
 def test_what_is_on_its_way_gets_time_to_arrive(cluster, make_engine):
