@@ -219,12 +219,12 @@ def test_a_refused_letter_is_parked_by_the_command_as_it_stands() -> None:
 def test_all_is_well() -> None:
     (found,) = verdict(HEALTHY)
     assert str(found) == (
-        "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most "
-        "480 ms; last send 2024-05-06 14:25:03 UTC"
+        "All is well: 1,000 rows of 3 epochs are stored and none waits to be sent; 2 brokers, "
+        "p99 at most 480 ms; last send 2024-05-06 14:25:03 UTC"
     )
     backfilled = verdict(replace(HEALTHY, resent=ResentFigures(500)))[0]
     assert backfilled.text.startswith(
-        "All is well: 1,500 rows of 3 epochs are stored, 500 of them by a backfill, and none waits;"
+        "All is well: 1,500 rows of 3 epochs are stored, 500 of them by a backfill, and none waits"
     )
     (sends,) = verdict(replace(HEALTHY, totals=Totals()))
     assert "0 rows" not in sends.text and sends.text.startswith("All is well: no epoch")

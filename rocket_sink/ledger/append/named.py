@@ -71,8 +71,8 @@ def _folder(spark: Any, ledger: str) -> str:
     folders = [row[1] for row in rows if row[0].lower() == "location" and row[1]]
     if not folders:
         raise LedgerError(
-            f"the schema of {ledger} has no location for new tables: make the table there, at a "
-            "location of yours",
+            f"the schema of {ledger} has no location for new tables: write to a ledger by a path, "
+            f"then CREATE TABLE {ledger} USING delta LOCATION 'PATH'",
             path=ledger,
         )
     return f"{folders[0].rstrip('/')}/{table}"

@@ -92,7 +92,7 @@ def _well(facts: Figures) -> Finding:
         stored += f", {resent:,} of them by a backfill,"
     if not totals.epochs:
         stored = "no epoch is in it, only sends as those of a backfill,"
-    text = f"All is well: {stored} and none waits"
+    text = f"All is well: {stored} and none waits to be sent"
     p99 = max((b.p99_ms for b in brokers if b.p99_ms is not None), default=None)
     if p99 is not None:
         text += f"; {counted(len(brokers), 'broker')}, p99 at most {_ms(p99)}"
