@@ -224,7 +224,7 @@ def quick_clusters() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def local_cluster() -> Iterator[LocalCluster]:
     """Yield the two real brokers of a worker process; tests that need both alive call `repair`."""
-    for running in two_brokers(recallMessageEnable="true", **TRANSACTIONS):
+    for running in two_brokers(**TRANSACTIONS):
         _LOCAL.append(running)
         yield running
         _LOCAL.clear()

@@ -103,14 +103,14 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     # end of a transaction at once (size 1), and let the service wake up once an hour.
     "transactionOpBatchInterval": "3600000",
     "transactionOpMsgMaxSize": "1",
-    "timerWheelEnable": "true",
     # By default an idle broker uses 2 % of a core to write its timer wheel to disk.
     "timerFlushIntervalMs": "10000",
+    # `Producer.recall` needs this setting, which is off by default.
+    "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
     # Lite topics need these two settings, which change nothing for other messages.
     "enableLmq": "true",
     "enableMultiDispatch": "true",
-    "messageIndexEnable": "true",
     # Use little disk: files are small, kept for a day, and deleted hourly.
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": str(100_000 * 20),

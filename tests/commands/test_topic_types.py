@@ -117,7 +117,7 @@ def test_a_broker_without_topic_types_is_noted() -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Yield a real broker with its own defaults."""
-    with LocalCluster(1) as running:
+    with LocalCluster(1, broker_config={"recallMessageEnable": "false"}) as running:
         yield running
 
 

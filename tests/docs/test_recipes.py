@@ -61,9 +61,6 @@ def test_the_recipes_run_and_java_reads_their_messages(
 
     events = [m for m in messages if m.tags == "cloudevents"]
     assert {m.properties["CE_id"] for m in events} == {"order-7", "order-8"}
-    assert {m.properties["CE_contenttype"] for m in events} == {"application/json"}
-    (large,) = [m for m in messages if m.tags == "large"]
-    assert large.properties["claim-check"].startswith("file://")
 
 
 FIRST_LINES, *RECIPES = PAGE.read_text(encoding="utf-8").split("\n## ")

@@ -114,8 +114,7 @@ def record(version: str) -> dict[str, list[str]]:
         tempfile.TemporaryDirectory(prefix="recorded-") as folder,
         LocalCluster(
             brokers=1, home=Path(folder), version=version,
-            broker_config={"transactionCheckInterval": "2000", "transactionTimeOut": "500",
-                           "recallMessageEnable": "true"},
+            broker_config={"transactionCheckInterval": "2000", "transactionTimeOut": "500"},
         ) as cluster,
         Recorder() as recorder,
     ):  # fmt: skip

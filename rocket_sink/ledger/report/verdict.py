@@ -256,8 +256,7 @@ def _slow(facts: Figures) -> Iterator[Case]:
     brokers = [broker for broker in _brokers(facts) if broker.requests >= SLOW_REQUESTS]
     measured = {each.broker: each.p99_ms for each in brokers if each.p99_ms is not None}
     for broker, p99 in measured.items():
-        others = [other for name, other in measured.items() if name != broker]
-        usual = median(others) if others else p99
+        usual = median([other for name, other in measured.items() if name != broker] or [p99])
         if p99 >= SLOW_TIMES * usual and p99 - usual >= SLOW_MS:
             times = f"{p99 / usual:,.0f} times" if usual > 0 else "far above"
             yield {"broker": _name(broker), "p99": _ms(p99), "times": times, "usual": _ms(usual)}
