@@ -1,13 +1,12 @@
 """A real cluster starts, stores, freezes, dies and comes back."""
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster, down, status, up
+from rocket_sink.cluster import LocalCluster, down, status, up
 from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError
@@ -102,43 +101,6 @@ def test_the_admin_tools_failure_is_an_error(cluster: LocalCluster) -> None:
         cluster.admin("topicStatus", "-t", "no_such_topic")
     with pytest.raises(ClusterError):
         cluster.admin("noSuchCommand")
-
-
-def test_a_frozen_broker_is_silent_and_comes_back(cluster: LocalCluster) -> None:
-    broker = cluster.brokers[0]
-    broker.freeze()
-    try:
-        assert broker.alive
-        with pytest.raises(ProbeFailed, match="does not answer"):
-            Probe().check_broker(cluster.name_server, broker.name, broker.address)
-    finally:
-        broker.thaw()
-    Probe().check_broker(cluster.name_server, broker.name, broker.address)
-
-
-def test_a_killed_broker_comes_back_with_its_messages(cluster: LocalCluster) -> None:
-    broker = cluster.brokers[1]
-    address, pid, cpu_s = broker.address, broker.pid, broker.cpu_s()
-    before = stored(cluster, broker.name)
-    broker.kill()
-    assert not broker.alive
-    broker.restart()
-    assert broker.alive and broker.pid != pid
-    assert broker.address == address
-    assert broker.cpu_s() > cpu_s > 0
-    until(lambda: stored(cluster, broker.name) > before, timeout_s=60)
-
-
-def test_the_class_path_runs_java(cluster: LocalCluster, tmp_path: Path) -> None:
-    source = "public class V { public static void main(String[] a) { System.out.println("
-    source += "org.apache.rocketmq.common.MQVersion.getVersionDesc("
-    source += "org.apache.rocketmq.common.MQVersion.CURRENT_VERSION)); } }"
-    (tmp_path / "V.java").write_text(source)
-    command = [str(cluster.java), "-cp", cluster.classpath, str(tmp_path / "V.java")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "jdk.compiler" in done.stderr:
-        pytest.skip("a Java runtime without its compiler")
-    assert done.stdout.strip() == "V" + DEFAULT_VERSION.replace(".", "_"), done.stderr
 
 
 @pytest.mark.slow

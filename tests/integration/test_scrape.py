@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import free_port
 from rocket_sink.testing import FakeCluster
 from tests.producer.waiting import until
 
@@ -44,13 +44,6 @@ pytestmark = [
         reason="no prometheus: with_promtool of .ci/install, which .ci/run calls, fetches it",
     ),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def data_of(port: int, path: str, **parameters: str) -> Any:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -201,11 +202,8 @@ def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
             rounds += 1
         lock.release()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG_S)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: work(), range(4)))
     assert (most, rounds) == (1, 4)
     assert not (tmp_path / "_notes" / "locks" / "lock").exists()
 

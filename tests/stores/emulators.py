@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from platformdirs import user_cache_path
 
+from benchmarks.ports import free_port
 from rocket_sink.cluster.jars import Artifact, locked_module, only_one, run_ivy
 from rocket_sink.java import find_java
 from tests.stores.server import (
@@ -51,7 +52,7 @@ class AzureServer(StoreServer):
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        port = _free_port()
+        port = free_port()
         super().__init__(_forward(port, _azure_request, _azure_answer))
         binary = _made("azurite/node_modules/.bin/azurite-blob", _install_azurite)
         self._process = _started(
@@ -80,7 +81,7 @@ class GoogleServer(StoreServer):
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        port = _free_port()
+        port = free_port()
         super().__init__(_forward(port, _google_request, _google_answer))
         host = self.endpoint.partition("://")[2]
         self._process = _started(
@@ -253,12 +254,6 @@ def _service_account(endpoint: str) -> dict[str, Any]:
         "private_key_id": base64.b16encode(b"key").decode(), "private_key": key.decode(),
         "token_uri": f"{endpoint}/token", "gcs_base_url": endpoint, "disable_oauth": True,
     }  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _started(port: int, *command: str) -> subprocess.Popen[bytes]:
