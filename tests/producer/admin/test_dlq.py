@@ -140,9 +140,13 @@ def test_a_topic_that_is_not_there_is_left_to_the_send(cluster: FakeCluster, adm
     assert resender.report.settled
 
 
-def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run) -> None:
+@pytest.mark.parametrize("degraded", [0, 1])
+def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run, degraded: int) -> None:
     give_up(cluster, 1, __SHARDINGKEY="customer")
-    assert run().resent == 1
+    for broker in cluster.brokers:
+        broker.on_send(Answer(10, "no flush in time"), times=degraded)
+    report = run()
+    assert (report.resent, report.degraded) == (1, degraded)
     (message,) = cluster.messages("orders")
     assert message.body == b"body 1"
     assert message.flag == 7

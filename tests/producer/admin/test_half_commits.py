@@ -110,6 +110,9 @@ def test_two_halves_of_one_id_are_not_committed_beside_their_message(cluster, ma
     report = committer(engine).commit(again, doubtful=True)
     assert (report.committed, report.found_stored) == (2, 2)
     assert [message.body for message in cluster.messages("orders")] == [b"0"]
+    frames = [frame.ext for broker in cluster.brokers for frame in broker.requests]
+    keys = [ext["key"] for ext in frames if ext and "key" in ext]
+    assert keys == ["-", half["message_id"]], "what is on its way is waited for, and looked up"
 
 
 def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, halves, monkeypatch):

@@ -133,6 +133,8 @@ def test_a_broker_without_dispatch_figures_is_read_at_once(
         monkeypatch.setattr(Admin, "runtime_info", lambda *_: {"bootTimestamp": "1"})
         assert admin.await_dispatched("t", timeout_s=1)
     assert list(read_topic(cluster.name_server, "t")) == []
+    codes = [request.code for broker in cluster.brokers for request in broker.requests]
+    assert RequestCode.PULL_MESSAGE not in codes, "an empty queue is not read"
 
 
 def test_the_brokers_figures_are_texts() -> None:
