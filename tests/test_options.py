@@ -86,6 +86,7 @@ def test_an_illegal_option_is_explained(given: dict[str, object], words: list[st
         SinkOptions.parse(given)
     for word in words:
         assert word in str(caught.value)
+    assert caught.value.facts["option"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,13 @@ from pyarrow import fs
 from rocket_sink.plain_files import check_plain, plain_files
 
 
+@pytest.fixture(autouse=True)
+def no_descriptor_stays_open() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.fixture
 def stranger(tmp_path: Path) -> Iterator[Path]:
     """A folder of another owner; no test may change it."""
