@@ -99,8 +99,12 @@ def test_a_wrong_type_is_a_message_error_too(wrong: dict[str, object]) -> None:
 
 
 def test_legal_extremes_pass() -> None:
-    message = Message("t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"})
-    assert (message.tags, message.keys) == ("a", ("one",))
+    message = Message(
+        "t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"}, flag=-(2**31),
+        wait_store=False, delay_level=18,
+    )  # fmt: skip
+    assert (message.tags, message.keys, message.wait_store) == ("a", ("one",), False)
+    assert Message("t", b"x", flag=2**31 - 1).flag == 2**31 - 1
     assert pickle.loads(pickle.dumps(message)) == message
 
 

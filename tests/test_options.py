@@ -178,8 +178,9 @@ def test_with_changes_only_what_is_named() -> None:
     ],
 )
 def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, meant: str) -> None:
-    with pytest.raises(OptionError, match=rf"HOST:PORT.*did you mean {meant}\?"):
+    with pytest.raises(OptionError, match=rf"HOST:PORT.*did you mean {meant}\?") as caught:
         _ = SinkOptions.parse(nameServer=text).name_servers
+    assert caught.value.facts["option"] == "nameServer"
     assert SinkOptions.parse(nameServer=" a:1; [::1]:2 ;").name_servers == ("a:1", "[::1]:2")
 
 
