@@ -7,18 +7,26 @@ import contextlib
 import hashlib
 import json
 import re
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from rocket_sink.ledger.storage import is_classic
 
+_NUMBERS: Final = re.compile(
+    r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+|(?<=\]), \d+$"
+    r"|((?:CTERelation|UnionLoop)\w* |EventTimeWatermark |lambda \w+_)[\da-f-]+",
+    re.MULTILINE,
+)
+"""Numbers of columns, of common table expressions, of variables of lambda functions and of observed
+metrics, ids of watermarks, and addresses of objects. The same frame gets others when it is made
+again."""
+
 
 def plan_digest(plan: Any) -> str:
-    """Return a digest of a plan's text, which is the same in each application: numbers of columns
-    and addresses of objects are left out."""
-    text = re.sub(r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+", "", plan.toString())
+    """Return a digest of a plan's text, which is the same in each application."""
+    text = _NUMBERS.sub(r"\1", plan.toString())
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
 
 

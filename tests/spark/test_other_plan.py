@@ -122,6 +122,19 @@ def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
     assert len(digests) == 2
 
 
+def test_a_frame_that_is_made_again_has_the_same_digest() -> None:
+    """Spark 4.2 writes such plans."""
+    text = """CTERelationDef {0}, false
+        UnionLoop {0}
+        UnionLoopRef {0}, [1#3{0}L], false
+        CollectMetrics m, [count(1) AS count(1)#4{0}L], {0}
+        Project [transform(array(id#5{0}L), lambdafunction(lambda x_{0}#6{0}L, false))]
+        CTERelationRef {0}, true, [id#7{0}L], false
+        ~EventTimeWatermark a1fea580-5646-4c5f-a1a8-462d7bacc{0}, t#8{0}, 1 minutes"""
+    plans = [text.format(1), text.format(625), text.format(1).replace("x_", "y_")]
+    assert len({plan_digest(Plan(plan)) for plan in plans}) == 2
+
+
 cluster = scripted_cluster(1)
 
 
