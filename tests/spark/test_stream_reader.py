@@ -350,11 +350,6 @@ def test_a_queue_that_brokers_do_not_give_any_more(cluster: FakeCluster) -> None
     assert kept == start
 
 
-def test_a_checkpoint_of_another_topic_is_refused(cluster: FakeCluster) -> None:
-    with pytest.raises(ConfigurationError, match="checkpoint is of the topic other, and this"):
-        reader(cluster).latestOffset({"other": {"broker-a:0": 1}}, ReadAllAvailable())
-
-
 @pytest.mark.parametrize(
     ("options", "is_stream", "text"),
     [

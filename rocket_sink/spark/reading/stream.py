@@ -200,8 +200,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset after a message that is older than `startTimestamp`: for a time after
         the newest message, brokers before 5.2 return that message's offset."""
         messages, _ = self._connect().pull(queue, offset, max_messages=1)
-        is_older = any(each.store_ms < self.asked.start_timestamp for each in messages)
-        return offset + is_older
+        return offset + any(each.store_ms < self.asked.start_timestamp for each in messages)
 
     def _note(self, offsets: Offsets) -> None:
         """Note the offsets of finished epochs under `consumerGroup`. A failure is only logged,
