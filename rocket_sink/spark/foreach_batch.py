@@ -186,6 +186,8 @@ class BatchWriter:
         query, run = self._query_of(session, stream), stream.run_id
         start = self._starts.get(query)
         if start is None or start.run != run:
+            if stream.query_id:
+                tell_unrecorded(self._options, stream.query_id, session.conf)
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.
@@ -211,8 +213,6 @@ class BatchWriter:
             # Claim here: if Delta skips the epoch, no task runs that would claim.
             if self._options.app_id and stream.query_id:
                 claim_app_id(place, self._options.app_id, stream.query_id, start.token)
-            if stream.query_id:
-                tell_unrecorded(self._options, stream.query_id, session.conf)
             is_held = check_not_ahead(session, place, query, epoch)
             check_whole(place, query, epoch, is_held=is_held)
         # Later, this note would replace the note of a frame that is refused beside this one.

@@ -59,9 +59,9 @@ CONTINUOUS: Final = (
 )
 _OTHER_LEDGER: Final = (
     "the checkpoint shows that epoch %s was begun before, but the ledger %s has no record of that "
-    "run: it used another ledger, or the checkpoint is a copy without the file `metadata`. The "
-    "rows of the epoch count as possible duplicates. Name the query with the option appId, by "
-    "which the ledger refuses such a copy"
+    "run: it used another ledger, it failed before it came to the sink, or the checkpoint is a "
+    "copy without the file `metadata`. The rows of the epoch count as possible duplicates. Name "
+    "the query with the option appId, by which the ledger refuses such a copy"
 )
 _UPDATE: Final = (
     'Spark gives a Python data source no rows in outputMode("update"), and nothing is sent. Use '
