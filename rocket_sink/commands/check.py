@@ -254,8 +254,8 @@ def _missing(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
         return
     brokers = " or ".join(sorted(queue.broker_name for queue in route.queues))
     only = f", and on no other: create it on all with {command}" if " or " in brokers else ""
-    text = f"does not exist; the first send makes it on {brokers}{only}"
-    yield Finding(subject, "note", text + admin.name_hint(options.topic))
+    text = f"does not exist{admin.name_hint(options.topic)}; the first send makes it on {brokers}"
+    yield Finding(subject, "note", text + only)
     of_template = options.with_(topic=template, namespace="", allowSystemTopics=True)
     for broker in route.brokers:
         yield _finding(f"broker {broker.name}", _broker, admin, of_template, route, broker)
