@@ -22,7 +22,6 @@ pytestmark = [
     ),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 EVERY = ("foreach", "foreach_batch", "write", "source_stream", "source_batch", "backfill")
 ROWS = 400
 

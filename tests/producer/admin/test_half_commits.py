@@ -74,10 +74,18 @@ def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, toge
     assert stored == list(range(COUNT)) and max(at_once) >= 16
 
 
-def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves):
-    cluster.on(RequestCode.END_TRANSACTION, CloseConnection(), times=1)
+@pytest.mark.parametrize(
+    ("behaviour", "times"),
+    [
+        (CloseConnection(), 1),
+        (Answer(ResponseCode.SYSTEM_BUSY, "not now"), 7),
+        (Answer(ResponseCode.SYSTEM_ERROR, "not now"), 7),
+    ],
+)
+def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves, behaviour, times):
+    cluster.on(RequestCode.END_TRANSACTION, behaviour, times=times)
     report = committer(make_engine(sendMsgTimeout=3000)).commit(halves, doubtful=False)
-    assert report.committed == COUNT
+    assert report.committed == COUNT and not report.refused
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT))
 
@@ -91,15 +99,6 @@ def test_a_look_up_without_an_answer_is_told_of_with_the_first_error(
     engine = make_engine(storedCheckTimeout=300)
     with pytest.raises(DeliveryError, match=rf"could not be committed \(.*{first}"):
         committer(engine).commit(halves, doubtful=doubtful)
-
-
-@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])
-def test_those_without_success_are_committed_again(cluster, make_engine, halves, code):
-    cluster.on(RequestCode.END_TRANSACTION, Answer(code, "not now"), times=7)
-    report = committer(make_engine()).commit(halves, doubtful=False)
-    assert report.committed == COUNT and not report.refused
-    stored = sorted(int(message.body) for message in cluster.messages("orders"))
-    assert stored == list(range(COUNT))
 
 
 def test_two_halves_of_one_id_are_not_committed_beside_their_message(cluster, make_engine, halves):
