@@ -20,7 +20,7 @@ LAST_LINES = 50
 """The number of last lines that a failure shows of each log."""
 
 
-def scripted_cluster(brokers: int = 2, *, scope: Any = "function", **queues: int) -> Any:
+def scripted_cluster(brokers: Any = 2, *, scope: Any = "function", **queues: int) -> Any:
     """Return a fixture, a scripted cluster; `queues` has the number of queues by topic."""
 
     @pytest.fixture(scope=scope)

@@ -11,15 +11,12 @@ import pytest
 from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.errors import LedgerError
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster(brokers=1) as fake:
-        fake.create_topic("t")
-        yield fake
+cluster = scripted_cluster(1, scope="module", t=4)
 
 
 @pytest.fixture

@@ -7,14 +7,10 @@ import pytest
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
+from tests.clusters import scripted_cluster
 
-
-@pytest.fixture(scope="module")
-def rooms():
-    with FakeCluster(brokers=["r1@a", "r1@b", "r2@c"]) as cluster:
-        cluster.create_topic("orders", 4)
-        yield cluster
+rooms = scripted_cluster(["r1@a", "r1@b", "r2@c"], scope="module", orders=4)
 
 
 def sent_to(cluster, count, **options):

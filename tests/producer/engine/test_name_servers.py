@@ -1,6 +1,6 @@
 """Name servers that know different things: one has restarted, or has another cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,6 +13,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
+from tests.clusters import scripted_cluster
 from tests.producer.conftest import request, send
 
 
@@ -23,11 +24,8 @@ class _InOrder(Random):
         pass
 
 
-@pytest.fixture
-def other() -> Iterator[FakeCluster]:
-    """Yield another cluster, whose brokers have the same names and make topics on the fly."""
-    with FakeCluster(brokers=2, queues=4) as fake:
-        yield fake
+other = scripted_cluster()
+"""Another cluster, whose brokers have the same names and make topics on the fly."""
 
 
 @pytest.fixture
