@@ -46,8 +46,8 @@ def exceeds(given_up: int, budget: str, rows: int) -> bool:
 
 
 @dataclass
-class TaskSummary:
-    """The counts of a task: numbers of rows, except where the name says otherwise."""
+class RowCounts:
+    """What became of rows: numbers of rows, except where the name says otherwise."""
 
     rows_in: int = 0
     acked: int = 0
@@ -65,8 +65,6 @@ class TaskSummary:
     """Rows of `acked` that were found by id: an earlier attempt stored them, or no answer came."""
     requests: int = 0
     attempts: int = 0
-    body_bytes: int = 0
-    moved_keys: int = 0
     first_error: str = ""
 
     @property
@@ -77,12 +75,20 @@ class TaskSummary:
     def given_up(self) -> int:
         return self.dead + self.unknown
 
+
+@dataclass
+class TaskSummary(RowCounts):
+    """The counts of a task."""
+
+    body_bytes: int = 0
+    moved_keys: int = 0
+
     def as_dict(self) -> dict[str, int | str]:
         return asdict(self)
 
 
 @dataclass(kw_only=True)
-class WriteSummary(TaskSummary):
+class WriteSummary(RowCounts):
     """The result of a batch write, with the sums of its tasks' counts.
 
     `is_repeated`: an earlier write with the `batchId` was complete, and has this summary. The
