@@ -328,7 +328,7 @@ class NetworkClient:
         except (StreamEnded, TlsError) as ended:
             self.fail(channel, ended, now_s)
             return
-        wanted = READ | WRITE if channel.write_queue or channel.transport.unsent else READ
+        wanted = READ | WRITE if channel.has_unwritten else READ
         if wanted != channel.interest:
             self._readiness.watch(channel, wanted)
 
@@ -394,7 +394,7 @@ class NetworkClient:
         except ConnectError as error:
             self.fail(channel, error, now_s)
             return
-        wants_write = channel.has_unwritten if opened else channel.transport.wants_write
+        wants_write = not opened and channel.transport.wants_write
         self._readiness.watch(channel, READ | (WRITE if wants_write else 0))
         if opened:
             self.opened += 1

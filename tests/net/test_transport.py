@@ -273,9 +273,10 @@ def test_answers_that_a_peer_does_not_read_are_dropped(serve, client, caplog, mo
     for _ in range(20_000):
         client.respond(channel, Frame(9), 3, "x" * 100)
     assert UNREAD_ANSWERS_BYTES <= channel.write_queue.size <= UNREAD_ANSWERS_BYTES + 1000
-    assert "code 9 gets none" in caplog.text
+    assert "code 9 gets none" in caplog.text and channel.interest == READ | WRITE
     channel.transport.write = write
     assert asked.wait() == b"hello", "requests of our own still go"
+    assert channel.interest == READ
     assert (channel.write_queue.size, channel.write_queue.unowned_bytes) == (0, 0)
     client.respond(channel, Frame(9), 3)
     assert channel.write_queue, "a peer that reads again gets answers again"
@@ -744,9 +745,11 @@ def test_a_plain_request_is_told_what_answered(plain, answer, words):
         ask(plain(act))
 
 
-def test_a_missing_ca_file_is_an_option_error(serve):
-    with pytest.raises(OptionError, match="tlsCa"):
-        ask(serve(), tlsMode="verify-full", tlsCa="/nowhere/ca.pem")
+@pytest.mark.parametrize("options", [("tlsCa",), ("tlsCert", "tlsKey")])
+def test_a_missing_file_is_an_option_error(serve, options):
+    with pytest.raises(OptionError, match=f"{options[0]}.* /nowhere") as caught:
+        ask(serve(), tlsMode="verify-full", **dict.fromkeys(options, "/nowhere/file.pem"))
+    assert caught.value.facts["option"] == options[0]
 
 
 def test_connection_refused_names_the_address():
