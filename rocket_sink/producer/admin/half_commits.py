@@ -270,11 +270,7 @@ class HalfMessageCommitter:
             raise
 
     def _columns(self, positions: Positions) -> dict[str, pa.Array]:
-        start, end = int(positions[0]), int(positions[-1]) + 1
-        if end - start == len(positions):
-            headers = self._headers.slice(start, len(positions))
-        else:
-            headers = self._headers.take(positions)
+        headers = self._headers.take(positions)
         return dict(zip(headers.schema.names, headers.columns, strict=True))
 
     def _frame(self, half: Half) -> Frame:

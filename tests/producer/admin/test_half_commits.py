@@ -1,5 +1,6 @@
 """Half messages are committed in groups; a message that a broker refuses is reported by itself."""
 
+import itertools
 import threading
 from dataclasses import asdict
 
@@ -65,6 +66,14 @@ def together(cluster):
     timer.start()
     yield
     timer.join()
+
+
+@pytest.mark.parametrize(("by_queue", "count"), [(False, 4), (True, 12)])
+def test_each_queue_is_a_lane_if_order_counts(by_queue, count):
+    names = ("topic", "broker_name", "queue_id")
+    queues = itertools.product(("t", "u"), ("a", "b"), range(3))
+    halves = pa.Table.from_pylist([dict(zip(names, queue, strict=True)) for queue in queues])
+    assert len(set(half_commits._lanes(halves, by_queue=by_queue))) == count
 
 
 def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, together):

@@ -32,7 +32,7 @@ from rocket_sink.task import dlq_export
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing import store as reads
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.codes import RequestCode, SysFlag
+from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
@@ -174,6 +174,17 @@ def test_a_property_in_another_encoding_is_replaced_and_its_place_named(
         assert admin.query_by_unique_key("orders", "ID0")[0].properties["TAGS"] == "t"
         assert len(list(dlq.read(admin, dlq.DlqQuery("billing")))) == 3
         assert warnings() == [place % group]
+
+
+def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(
+    cluster: FakeCluster,
+) -> None:
+    cluster.create_topic("orders", perm=PermName.WRITE, brokers=["broker-b"])
+    with Admin(nameServer=cluster.name_server) as admin:
+        with pytest.raises(PermissionDeniedError, match="may not be read on broker-b") as caught:
+            admin.queues("orders")
+        assert "topic create orders --permission 'read and write' -n" in caught.value.text
+        assert len(admin.queues("orders", to_read=False)) == 8
 
 
 def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster: FakeCluster) -> None:
