@@ -99,10 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(package)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-mutants-") as folder:
         suite = Suite(Path(folder), MAP / ("java" if args.java else "no-java"), args.java)
+        # Draw at once: the working tree may change while tests run in its copy.
+        mutants = [*islice(draw(paths, lines, Random(args.seed)), args.draw)]
         try:
             suite.note_lines_of(tests)
-            mutants = islice(draw(paths, lines, Random(args.seed)), args.draw)
-            return judge(suite, [*mutants], tests) if args.draw else 0
+            return judge(suite, mutants, tests) if args.draw else 0
         except NotCollectedError as e:
             line(f"tests cannot be imported: {e}")
             return 2
