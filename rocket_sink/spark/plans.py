@@ -15,9 +15,8 @@ from pyspark.sql.types import StructType
 from rocket_sink.ledger.storage import is_classic
 
 _NUMBERS: Final = re.compile(
-    r"#\d+L?|@[0-9a-f]+|0x[0-9a-f]+|(?<=\]), \d+$"
-    r"|((?:CTERelation|UnionLoop)\w* |EventTimeWatermark |lambda \w+_)[\da-f-]+",
-    re.MULTILINE,
+    r"(?m)#\d+L?|@[0-9a-f]+|0x[0-9a-f]+|(?<=\]), \d+$"
+    r"|((?:CTERelation|UnionLoop)\w* |EventTimeWatermark |lambda \w+_)[\da-f-]+"
 )
 """Numbers of columns, of common table expressions, of variables of lambda functions and of observed
 metrics, ids of watermarks, and addresses of objects. The same frame gets others when it is made

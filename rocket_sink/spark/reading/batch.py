@@ -140,13 +140,12 @@ class MessageReader(DataSourceReader):
         read = self.asked
         each = (("startingOffsets", read.starts), ("endingOffsets", read.ends))
         for option_name, (_, offsets) in each:
-            for name in offsets:
-                if name not in there:
-                    raise OptionError(
-                        f"option {option_name}: the topic {self.options.topic} has no queue "
-                        f"{name!r}; it has {', '.join(sorted(there))}",
-                        option=option_name,
-                    )
+            for name in offsets.keys() - there:
+                raise OptionError(
+                    f"option {option_name}: the topic {self.options.topic} has no queue "
+                    f"{name!r}; it has {', '.join(sorted(there))}",
+                    option=option_name,
+                )
 
     def check_begin(self, wanted: QueueRange, lowest: int) -> None:
         """Report a loss if the range begins before the queue's oldest message."""

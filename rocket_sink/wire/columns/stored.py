@@ -26,7 +26,6 @@ from rocket_sink.wire.columns.buffers import Int64s, Mask, bytes_of, fixed_width
 from rocket_sink.wire.headers import Limits
 from rocket_sink.wire.stored import MAGIC_V1, inflated_body
 
-_SIZE: Final = struct.Struct(">i")
 _FIXED: Final = np.dtype(
     [
         ("size", ">i4"), ("magic", ">i4"), ("body_crc", ">i4"), ("queue_id", ">i4"),
@@ -208,7 +207,7 @@ class PropertyTable:
 
 
 def _message_bounds(data: bytes) -> Int64s:
-    end, at, size_at = len(data), 0, _SIZE.unpack_from
+    end, at, size_at = len(data), 0, struct.Struct(">i").unpack_from
     bounds = [0]
     while at <= end - _LEAST_BYTES:
         (size,) = size_at(data, at)
