@@ -49,6 +49,15 @@ class Report(Figures):
         yield from (*first, Text(""), accounts, *further, *others)
         yield Text(f"ledger {self.ledger}{more}", style="dim")
 
+    def __str__(self) -> str:
+        """Return the text that `rocket-sink report` prints, without colours."""
+        from rich.console import Console
+
+        console = Console(color_system=None, width=_WIDTH, highlight=False, emoji=False)
+        with console.capture() as text:
+            console.print(self)
+        return text.get().rstrip()
+
     def _repr_html_(self) -> str:
         """Return the page with charts in a frame, which keeps its styles and scripts from the
         notebook, or without charts the findings and the tables."""
@@ -61,6 +70,8 @@ class Report(Figures):
 
 
 _WIDE: Final = 110
+_WIDTH: Final = 140
+"""Width of a report as text, as of a command whose output is no terminal."""
 """Width in characters from which on a console shows all columns of a table."""
 _EXAMPLE_SHOWN: Final = 160
 """Number of characters shown of an example: the reason may follow a long first sentence."""
