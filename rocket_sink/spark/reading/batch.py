@@ -137,8 +137,7 @@ class MessageReader(DataSourceReader):
     def check_named(self, queues: Sequence[MessageQueue]) -> None:
         """Raise an OptionError if an option names a queue that the topic does not have."""
         there = {queue_name(queue) for queue in queues}
-        read = self.asked
-        each = (("startingOffsets", read.starts), ("endingOffsets", read.ends))
+        each = (("startingOffsets", self.asked.starts), ("endingOffsets", self.asked.ends))
         for option_name, (_, offsets) in each:
             for name in offsets.keys() - there:
                 raise OptionError(

@@ -269,8 +269,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         takes_all = ReadAllAvailable is None or isinstance(limit, ReadAllAvailable)
         if takes_all or self._last_offsets is not None:
             return True
-        delay_s = self.asked.max_trigger_delay_ms / 1000
-        is_late = time.monotonic() - self._epoch_s >= delay_s
+        is_late = time.monotonic() - self._epoch_s >= self.asked.max_trigger_delay_ms / 1000
         return is_late or waiting >= self.asked.min_offsets_per_trigger
 
     def _range(self, name: str, begin: int, end: int) -> QueueRange:
