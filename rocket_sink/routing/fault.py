@@ -234,7 +234,7 @@ class FaultTable:
             ends = {**dict.fromkeys(_END_OF.values(), 0.0), _END_OF[rank]: until_s}
         else:
             ends = {_END_OF[rank]: max(until_s, getattr(old, _END_OF[rank]))}
-        check_s = old.check_s if reachable or not old.reachable else now_s + PROBE_INTERVAL_S
+        check_s = now_s + PROBE_INTERVAL_S if old.reachable else old.check_s
         item = replace(old, latency_ms=latency_ms, reachable=reachable, check_s=check_s, **ends)
         return self._isolate(old, item, now_s, cause)
 

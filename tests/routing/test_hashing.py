@@ -188,6 +188,9 @@ def test_numbers_hash_as_longs_and_other_texts_as_strings():
     assert [hashing.java_long_hash(text) for text, _ in LONGS] == [value for _, value in LONGS]
     for text in NO_LONGS:
         assert hashing.java_long_hash(text) == hashing.java_hash(text), text
+    texts = [*dict(LONGS), *NO_LONGS]
+    hashes = hashing.java_long_hash_array(pa.array(texts)).tolist()
+    assert hashes == [hashing.java_long_hash(text) for text in texts]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
