@@ -365,15 +365,15 @@ class NamedBatch:
         """Raise a CheckpointError if a fact of this frame ({name: value}) differs from the noted
         one. An empty value is unknown."""
         first = self.note["facts"]
-        differences = " and ".join(
+        differences = "; ".join(
             f"{name} was {first[name]}, and is {value}"
             for name, value in facts.items()
             if value and first.get(name) and first[name] != value
         )
         if differences:
             raise CheckpointError(
-                f"the ledger {self.place} has the batchId of another frame, whose {differences}. "
-                "Nothing of this frame is sent: write the same frame, or give another batchId",
+                f"the ledger {self.place} has this batchId for another frame ({self.query_id}): "
+                f"{differences}. Nothing is sent: write the same frame, or give another batchId",
                 query_id=self.query_id,
             )
 

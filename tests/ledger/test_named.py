@@ -48,6 +48,8 @@ def test_a_name_is_found_and_is_no_identity(spark: Any, schema: str, cluster: Fa
     RocketSink(**options).write(rows)
     assert (acked(spark, past), acked(spark, name)) == (10, 20)
     assert past.epochs(spark).count() == 1
+    with pytest.raises(LedgerError, match="the table has no such version"):
+        ledger.at(99).rows(spark)
 
     # A table that was dropped and made anew is another ledger; the old sink keeps to its own.
     spark.sql(f"DROP TABLE {name}")

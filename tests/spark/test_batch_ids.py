@@ -162,9 +162,9 @@ def test_another_frame_is_refused(
                 world.write()
     filtered: Callable[..., Any] = lambda: world.frame().where("body <> 'row 3'")  # noqa: E731
     for frame, options, words in (
-        (filtered(), {}, "whose plan was"),
-        (world.frame().selectExpr("body", "body AS tags"), {}, "whose columns was struct<body:str"),
-        (world.frame(), {"topic": "other"}, "whose topic was t, and is other"),
+        (filtered(), {}, r"for another frame \(.+\): plan was"),
+        (world.frame().selectExpr("body", "body AS tags"), {}, "columns was struct<body:str"),
+        (world.frame(), {"topic": "other"}, "topic was t, and is other"),
     ):
         with pytest.raises(CheckpointError, match=words):
             world.write(frame, **options)

@@ -53,7 +53,11 @@ def located(ledger: str, spark: Any = None, *, makes: bool = False) -> str:
     name = ".".join(f"`{part}`" for part in ledger.split("."))
     if not spark.catalog.tableExists(name):
         if not makes:
-            raise LedgerError(f"there is no table {ledger}: a sink makes it", path=ledger)
+            raise LedgerError(
+                f"there is no table {ledger}: a sink makes it. If the session does not have the "
+                "catalog, as that of a command, give the table's location",
+                path=ledger,
+            )
         place = resolve_path(f"{_folder(spark, ledger)}-{uuid.uuid4().hex[:8]}")
         ensure_table(spark, place)
         with contextlib.suppress(AnalysisException):  # Another driver has made it.

@@ -68,8 +68,9 @@ _SESSIONS: Final = {
     "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog before it "
     "starts, or start it with rocket_sink.build_session",
     "stopped SparkContext": "this Spark session was stopped: begin a new one",
+    "DELTA_VERSION_NOT_FOUND": "the table has no such version, or has it no more",
 }
-"""{part of an error's text: advice}, for sessions that cannot read the table."""
+"""{part of an error's text: advice}, for sessions and versions that cannot be read."""
 PROPERTIES: Final = {
     # Rows cannot be changed or deleted, except by `upkeep.rewrite`.
     "delta.appendOnly": "true",
