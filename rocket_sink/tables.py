@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.text import clean
@@ -41,17 +42,13 @@ def table(
     rows, right = [tuple(row) for row in rows], set(numbers.split())
     for index, name in enumerate(columns):
         is_number = name in right or name.replace(" ", "_") in right
-        is_number |= bool(rows) and all(_is_number(row[index]) for row in rows)
+        # A bool is an int of Python, and its cell has a word.
+        is_number |= bool(rows) and all(type(row[index]) in (int, float, NoneType) for row in rows)
         fitted_table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         # rich would read [brackets] in a str as markup.
         fitted_table.add_row(*(Text(cell(value)) for value in row))
     return fitted_table
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a cell has a number or nothing. A bool, an int of Python, has a word."""
-    return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:

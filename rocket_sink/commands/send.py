@@ -14,12 +14,7 @@ import click
 from rocket_sink.commands.common.base import Command, json_lines_option, pairs_option
 from rocket_sink.commands.common.output import json_printer, line, note, print_if_json
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-from rocket_sink.errors import (
-    MessageError,
-    NameServerUnavailableError,
-    RocketSinkError,
-    SendError,
-)
+from rocket_sink.errors import MessageError, NameServerUnavailableError, RocketSinkError, SendError
 from rocket_sink.message import Message, SendResult
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer

@@ -177,7 +177,7 @@ def epoch_row(
 
     Args:
         counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and other columns of
-            `epoch` rows. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
+            `epoch` rows. Other names are ignored, so `vars` of a `TaskSummary` may be passed.
         complete: the attempt has read all of its input, and each row has an outcome.
     """
     values = {name: value for name, value in counts.items() if name in _fields_of(EPOCH)}

@@ -30,13 +30,7 @@ from rocket_sink.net.transport import (
     Transport,
 )
 from rocket_sink.wire.answers import Answers
-from rocket_sink.wire.connection import (
-    Answered,
-    Connection,
-    Event,
-    PeerRequest,
-    Violation,
-)
+from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
 from rocket_sink.wire.headers import Frame
 
 Result: TypeAlias = "Frame | Answers | SendError | None"

@@ -53,13 +53,7 @@ from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
-from rocket_sink.spark.context import (
-    StreamRun,
-    id_settings,
-    run_context,
-    run_of,
-    watched_stages,
-)
+from rocket_sink.spark.context import StreamRun, id_settings, run_context, run_of, watched_stages
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.plans import frame_facts, partitions_of
 from rocket_sink.spark.session_checks import (

@@ -152,7 +152,7 @@ class LedgerRecorder:
         self.flush_intents()
         self._flush_attempts()
         row = epoch_row(
-            summary.as_dict(), self.ctx, complete=complete, duration_ms=duration_s * 1000,
+            vars(summary), self.ctx, complete=complete, duration_ms=duration_s * 1000,
             secrets=self._secrets,
         )  # fmt: skip
         self._emit(row)

@@ -121,7 +121,7 @@ class TableProducer:
             raise
         return TableResult(
             WriteSummary.of(
-                summary.as_dict(), query_id=context.query_id, ledger=ledger,
+                vars(summary), query_id=context.query_id, ledger=ledger,
                 duration_s=time.monotonic() - began_s,
             ),
             pa.Table.from_batches(letters, _LETTER_SCHEMA),

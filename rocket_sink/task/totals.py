@@ -9,7 +9,7 @@ these rows has a dead letter."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
@@ -82,9 +82,6 @@ class TaskSummary(RowCounts):
 
     body_bytes: int = 0
     moved_keys: int = 0
-
-    def as_dict(self) -> dict[str, int | str]:
-        return asdict(self)
 
 
 @dataclass(kw_only=True)

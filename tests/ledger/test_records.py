@@ -86,7 +86,7 @@ def test_a_task_summary_becomes_an_epoch_row():
         rows_in=10, acked=6, degraded=1, dead=2, unknown=1, duplicates_possible=3,
         first_error="no\nroute",
     )  # fmt: skip
-    values = row(epoch_row(summary.as_dict(), context(), complete=True, duration_ms=5.0))
+    values = row(epoch_row(vars(summary), context(), complete=True, duration_ms=5.0))
     assert values["rows_in"] == 10
     assert values["duplicates_possible"] == 3
     assert values["filtered"] == 0

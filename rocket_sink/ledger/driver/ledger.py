@@ -29,12 +29,7 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, first_line, resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.transport.files import (
-    letters_in,
-    quarantined,
-    spooled_epochs,
-    spooled_rows,
-)
+from rocket_sink.ledger.transport.files import letters_in, quarantined, spooled_epochs, spooled_rows
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.net import log

@@ -53,7 +53,8 @@ class Report(Figures):
         """Return the text that `rocket-sink report` prints, without colours."""
         from rich.console import Console
 
-        console = Console(color_system=None, width=_WIDTH, highlight=False, emoji=False)
+        # The width is that of a command whose output is no terminal.
+        console = Console(color_system=None, width=140, highlight=False, emoji=False)
         with console.capture() as text:
             console.print(self)
         return text.get().rstrip()
@@ -70,8 +71,6 @@ class Report(Figures):
 
 
 _WIDE: Final = 110
-_WIDTH: Final = 140
-"""Width of a report as text, as of a command whose output is no terminal."""
 """Width in characters from which on a console shows all columns of a table."""
 _EXAMPLE_SHOWN: Final = 160
 """Number of characters shown of an example: the reason may follow a long first sentence."""

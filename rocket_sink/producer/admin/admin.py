@@ -26,11 +26,7 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.message import MessageQueue
-from rocket_sink.message_rules import (
-    DLQ_PREFIX,
-    with_namespace,
-    without_namespace,
-)
+from rocket_sink.message_rules import DLQ_PREFIX, with_namespace, without_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates

@@ -9,12 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from rocket_sink.errors import (
-    AuthenticationError,
-    DeliveryError,
-    PermissionDeniedError,
-    SendError,
-)
+from rocket_sink.errors import AuthenticationError, DeliveryError, PermissionDeniedError, SendError
 from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
 from rocket_sink.wire.stored import StoredMessage
 

@@ -18,12 +18,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import (
-    Completion,
-    SendAttempt,
-    SendRequest,
-    content_of,
-)
+from rocket_sink.producer.engine.attempt import Completion, SendAttempt, SendRequest, content_of
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.producer.engine.frame_group import GroupAttempt

@@ -19,11 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rocket_sink.producer.engine.attempt import (
-    SendAttempt,
-    StoredFrames,
-    content_of,
-)
+from rocket_sink.producer.engine.attempt import SendAttempt, StoredFrames, content_of
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
 

@@ -27,12 +27,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from rocket_sink.errors import (
-    ConfigurationError,
-    OptionError,
-    RocketSinkError,
-    SendError,
-)
+from rocket_sink.errors import ConfigurationError, OptionError, RocketSinkError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
