@@ -177,11 +177,11 @@ class EpochStarts:
 
     def check(self) -> None:
         """Check, before each request but at most once a second, that no later run has begun. If one
-        has begun, raise CheckpointError: this attempt must send nothing more."""
+        has begun, raise CheckpointError, also at each later call: this attempt must send nothing
+        more."""
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
-        self._checked_s = now_s
         own_run = (self._generation, self._run)
         for note in self._notes(NoteStore(self._place, _STARTS)):
             if (note.generation, note.run) > own_run:
@@ -191,6 +191,7 @@ class EpochStarts:
                     "run sends nothing more; stop one of the two",
                     query_id=self._ctx.query_id, run_id=note.run,
                 )  # fmt: skip
+        self._checked_s = now_s
 
     def _notes(self, store: NoteStore) -> list[_Note]:
         return [_Note(name) for name in store.names(self._folder)]

@@ -6,18 +6,20 @@ that waited for `gatherMaxDelayMs`, and reads brokers' answers. One lock guards 
 - `process` appends a row without the lock. It takes the lock only if the buffer has
   `RowBuffer.look_at` rows: at the first row of a batch, then about every hundred rows;
 - the thread takes rows out of the buffer and feeds them under the lock, so rows keep their order;
-- after an error the thread sets `look_at` to 0 and ends, so nothing more is sent. The next
-  `process` or `close` raises the error;
+- after an error in one of them `look_at` is 0, and the thread ends, so nothing more is sent. The
+  next `process` or `close` raises the error;
 - `close` ends the thread before it sends the remaining rows.
 
 A forked child has no such thread. It raises an error, and does not resend its parent's rows."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -110,7 +112,7 @@ class ForeachTask:
 
     def _look(self) -> None:
         self._refuse_child()
-        with self._lock:
+        with self._lock, self._failing():
             if self._failure is not None:
                 raise self._failure
             if not self._rows:
@@ -176,17 +178,26 @@ class ForeachTask:
         elif due_s < self._sleeps_until_s:
             self._wake.set()
 
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Keep an error, after which neither thread sends anything: Spark calls `close` later."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            self._buffer.look_at = 0
+            raise
+
     def _serve(self) -> None:
         while True:
             with self._lock:
-                if self._ended:
+                if self._ended or self._failure is not None:
                     return
                 self._wake.clear()
                 try:
-                    self._serve_due(time.monotonic())
-                except BaseException as error:
-                    self._failure = error
-                    self._buffer.look_at = 0
+                    with self._failing():
+                        self._serve_due(time.monotonic())
+                except BaseException:
                     return
                 until_s = self._sleeps_until_s = min(self._flush_s, self._answers_s)
             self._wake.wait(None if until_s == math.inf else max(0.0, until_s - time.monotonic()))

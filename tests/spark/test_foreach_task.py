@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from rocket_sink import RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.rows.row_batcher import RowBatcher
+from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
@@ -176,6 +177,26 @@ class TestErrors:
             sink.process(Row(body="later"))
         sink.close(caught.value)
         assert bodies(cluster) == [b"good"]
+
+    def test_the_thread_sends_nothing_after_an_error_of_process(
+        self, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Spark may call `close` much later, and answers let the thread send waiting requests."""
+
+        def feed(run: TaskRunner, batch: pa.RecordBatch, plan: object) -> None:
+            if threading.current_thread() is threading.main_thread():
+                raise DeliveryError("budget")
+
+        monkeypatch.setattr(TaskRunner, "feed", feed)
+        monkeypatch.setattr(TaskRunner, "drive", lambda run: True)
+        sink = sink_of(cluster, tmp_path, requestMaxMessages=1)
+        sink.open(0, 1)
+        sink.process(Row(body="taken by the thread"))
+        with pytest.raises(DeliveryError, match="budget") as caught:
+            while True:
+                sink.process(Row(body="more"))
+        until(lambda: not threads())
+        sink.close(caught.value)
 
     def test_also_when_it_came_before_the_rows_were_taken(
         self, cluster: FakeCluster, tmp_path: Path
