@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import jsonschema
 import pytest
@@ -172,7 +173,7 @@ class Frame:
     """The part of a frame that a writer needs before it sends."""
 
     schema: StructType
-    sparkSession: None = None
+    sparkSession: Any
 
 
 def test_each_run_of_a_query_by_foreach_batch_has_a_start(
@@ -180,10 +181,10 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
 ) -> None:
     runs = [str(uuid.uuid4()) for _ in range(2)]
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
-    monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
+    for name in ("check_reachable", "check_budget"):
+        monkeypatch.setattr(foreach_batch, name, lambda *_: None)
     monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, bool))
-    monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
-    frame: Any = Frame(StructType([StructField("body", StringType())]))
+    frame: Any = Frame(StructType([StructField("body", StringType())]), MagicMock())
     for run in runs:
         monkeypatch.setattr(foreach_batch, "run_of", lambda frame, run=run: StreamRun("query", run))
         for epoch in range(2):
