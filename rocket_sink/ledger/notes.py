@@ -155,7 +155,7 @@ class NoteStore:
         claim, error = self._claim(name), None
         if has_delta_rs(self._place.uri):
             error = create_first_commit(self._place, self._claim_table(name), data.decode())
-        # There is no claim without delta-rs, or if the store refuses it, so write the claim here.
+        # If delta-rs is missing or the store refuses it, nobody has made the claim: write it here.
         if read_bytes(self._files, claim) is None:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)

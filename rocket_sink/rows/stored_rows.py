@@ -174,7 +174,7 @@ def _event_times(texts: pa.Array) -> tuple[pa.Array, Mask]:
 def _key_lists(texts: pa.Array) -> pa.Array:
     """Return the index keys as lists (`split_keys`), null where a message has none."""
     if ord(KEY_SEPARATOR) not in bytes_of(texts):
-        # Without a separator, each text is one key.
+        # No text has a separator, so each text is one key.
         bounds = np.concatenate(([0], np.cumsum(texts.is_valid().to_numpy(zero_copy_only=False))))
         keys = texts.drop_null()
     else:

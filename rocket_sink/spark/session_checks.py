@@ -288,7 +288,7 @@ def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any) -> None:
         return
     pending = settings.get(PENDING, "")
     epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, pending)
-    # Another sink of the query, with another ledger, may have set another epoch.
+    # The query may have a second sink with a ledger of its own, which has set its own epoch.
     settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:
         _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)

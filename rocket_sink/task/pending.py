@@ -188,7 +188,7 @@ class PendingRequest:
             and self.waits_for_store == other.waits_for_store
             and self.sys_flag == other.sys_flag
             and not (self.alone or other.alone)
-            and not self.attempts  # Its error and its attempts are not those of new messages.
+            and not self.attempts  # New messages have another error, and other attempts.
             and self.parked is SpillState.SLICE
             and self.message_count + other.message_count <= max_messages
             and self.byte_count + other.byte_count <= max_bytes

@@ -47,7 +47,7 @@ def exceeds(given_up: int, budget: str, rows: int) -> bool:
 
 @dataclass
 class RowCounts:
-    """What became of rows: numbers of rows, except where the name says otherwise."""
+    """Numbers of rows by their end, except where the name says otherwise."""
 
     rows_in: int = 0
     acked: int = 0

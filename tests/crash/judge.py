@@ -59,8 +59,8 @@ class Epoch:
     def of(cls, row: Mapping[str, Any]) -> "Epoch":
         """Return the epoch of a row of the view."""
         accounted = sum(row[name] for name in _OUTCOMES)
-        told = (row["query_id"], row["adds_up"], row["rows_in"])
-        return cls(*told, accounted, row["duplicates_possible"])
+        facts = (row["query_id"], row["adds_up"], row["rows_in"])
+        return cls(*facts, accounted, row["duplicates_possible"])
 
 
 @dataclass(frozen=True)

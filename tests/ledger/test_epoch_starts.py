@@ -85,7 +85,7 @@ def test_it_looks_once_a_second(tmp_path: Path) -> None:
     starts.begin({"t": frozenset("a")})
     Run(tmp_path, "r2").begin()
     starts.check()
-    for _ in range(2):  # Whoever goes on after the error is refused, too.
+    for _ in range(2):  # A thread that goes on after the error is refused, too.
         with pytest.raises(CheckpointError):
             starts.check()
 

@@ -302,7 +302,7 @@ def test_a_choice_among_many_brokers_does_not_look_at_the_load_of_each():
 @pytest.mark.parametrize(
     ("in_flight", "full", "expected"),
     [
-        ({"a": 10**6, "b": 9}, "b", {"a": 12}),  # No other broker has room.
+        ({"a": 10**6, "b": 9}, "b", {"a": 12}),  # Only broker a has room.
         ({"a": 30, "b": 11, "c": 1000}, "c", {"b": 12}),  # Only brokers with room have a share.
         ({"a": 28, "b": 11, "c": 1000}, "c", {"a": 4, "b": 8}),
         ({"a": 16, "b": 0, "c": 0}, "", {"a": 4, "b": 4, "c": 4}),

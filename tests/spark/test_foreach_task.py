@@ -195,7 +195,7 @@ class TestErrors:
         with pytest.raises(DeliveryError, match="budget") as caught:
             while True:
                 sink.process(Row(body="more"))
-        until(lambda: not threads())
+        until(lambda: not threads(), LONG_S)
         sink.close(caught.value)
 
     def test_also_when_it_came_before_the_rows_were_taken(

@@ -84,7 +84,7 @@ def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster: FakeC
     start = stream.initialOffset()
     fill(cluster, 2)
     end = stream.latestOffset(start, ReadAllAvailable())
-    assert stream.latestOffset(end, ReadAllAvailable()) == end  # It is no end of another epoch.
+    assert stream.latestOffset(end, ReadAllAvailable()) == end  # No message waits.
     fill(cluster, 5)
     # The end has no start before Spark 4.2, and after an epoch without messages.
     for logged, expected in ((end, ["000", "001"]), (offsets(1, 0, 0, 0), [])):

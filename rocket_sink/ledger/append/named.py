@@ -60,7 +60,7 @@ def located(ledger: str, spark: Any = None, *, makes: bool = False) -> str:
             )
         place = resolve_path(f"{_folder(spark, ledger)}-{uuid.uuid4().hex[:8]}")
         ensure_table(spark, place)
-        with contextlib.suppress(AnalysisException):  # Another driver has made it.
+        with contextlib.suppress(AnalysisException):  # Another driver has made the table.
             spark.catalog.createTable(name, place.uri, "delta")
     detail = spark.sql(f"DESCRIBE DETAIL {name}").select("format", "location").head()
     if detail["format"] != "delta":

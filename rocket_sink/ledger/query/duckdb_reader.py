@@ -27,6 +27,7 @@ from rocket_sink.ledger.append.delta_rs import (
     as_dataset,
     damaged,
     data_files,
+    has_commits,
     open_table,
     unreadable,
 )
@@ -285,7 +286,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     table, root = open_table(place), Path(place.root)
     # Without data files, another process is just making the table.
     has_log = root.joinpath(LOG_FOLDER).is_dir() and any(root.glob("kind=*"))
-    if table is None and has_log and not any(root.joinpath(LOG_FOLDER).glob("*.json")):
+    if table is None and has_log and not has_commits(place):
         raise damaged(place, "its log has no commit")
     if table is None or table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
         return None

@@ -316,7 +316,7 @@ def test_the_options_know_the_ledgers_kinds() -> None:
 
 FOLDS = 40
 OLD = Retention({"send": 1})
-"""All sends are old; those of the last two epochs stay."""
+"""The age of sends at which they go: all are older, but the last two epochs keep their sends."""
 
 
 def expire_now(growth: Growth) -> bool:
@@ -346,16 +346,16 @@ def test_folds_and_reports_lose_nothing(tmp_path: Path) -> None:
                 assert expired.wait(120), "no expiry ended"
 
     def report() -> None:
-        """Each report adds up, and none sees fewer epochs than the one before."""
-        seen = 0
+        """Each report adds up, and none has fewer epochs than the report before."""
+        epochs = 0
         while not folds.done():
             quick = quick_ledger(growth.place.root)
             [row] = quick.query(
                 "SELECT count(*) AS n, bool_and(adds_up AND confirmed) AS ok FROM epochs"
             ).to_pylist()
             assert row["ok"]
-            assert row["n"] >= seen
-            seen = row["n"]
+            assert row["n"] >= epochs
+            epochs = row["n"]
             done["reports"] += 1
 
     def keep_expiring() -> None:
