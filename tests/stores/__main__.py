@@ -60,6 +60,8 @@ CASES: Final = (
     Case(contend.conditions, "the store keeps to If-None-Match, or ignores it",
          "delta-rs commits, or Spark's Delta", short=True),
     Case(contend.two_drivers, "two drivers append at once", "no commit is lost"),
+    Case(contend.one_query_twice, "two drivers run one query of each stream's lane",
+         "each row arrives once, accounts add up"),
     Case(contend.answers_lost, "answers to commits get lost", "each row is in once"),
     Case(contend.store_without_conditions,
          "two drivers append at once, on a store that ignores If-None-Match",

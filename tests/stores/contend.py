@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from tests.integration.lanes import LANES
 from tests.ledger.values import context, sends
 from tests.stores.cases import Findings, Judge, World, stored_keys
 from tests.stores.drivers import Work, together
@@ -126,6 +129,44 @@ def two_drivers(world: World) -> Findings:
     judge = Judge()
     judge.same("commits without condition", [c for c in requests.commits if not c[1]], [])
     return figures, broken + judge.broken
+
+
+def one_query_twice(world: World) -> Findings:
+    """Two drivers run one query of each lane on one checkpoint; then one of them runs it again.
+
+    The later run takes the query over, so the other run has to fail. Spark may also fail the run
+    that writes an epoch second to the checkpoint.
+    """
+    judge, failed = Judge(), 0
+    streams = [lane for lane in LANES if lane.streams]
+    for lane in streams[-1:] if world.short else streams:
+        topic, folder = f"twice-{lane.name}", world.folder / f"twice-{lane.name}"
+        (folder / "source").mkdir(parents=True)
+        world.cluster.create_topic(topic)
+        bodies = [f"{number:04d}" for number in range(200)]
+        for first in range(0, 200, 50):
+            part = bodies[first : first + 50]
+            rows = pa.table({"body": part, "sharding_key": [body[-1] for body in part]})
+            pq.write_table(rows, folder / "source" / f"{first:04d}.parquet")
+        uri = world.at(topic)
+        options = {
+            **world.options, "topic": topic, "ledger": uri, "delivery": "effectively_once",
+            "ordering": "strict", "requestMaxMessages": 10,
+        }  # fmt: skip
+        work = Work(lane.name, world.server.endpoint, uri, 0, 1, str(folder), options)
+        failed += sum(len(result["errors"]) for result in together([work, work]))
+        [again] = together([work])
+        judge.same(f"errors of {lane.name}, run alone", again["errors"], [])
+        if again["errors"]:
+            continue
+        Ledger(uri).sync(world.spark)
+        stored = Counter(message.body.decode() for message in world.cluster.messages(topic))
+        judge.same(f"messages of {lane.name}", stored - Counter(bodies), Counter())
+        judge.same(f"missing messages of {lane.name}", Counter(bodies) - stored, Counter())
+        epochs = Ledger(uri).epochs(world.spark).collect()
+        judge.same(f"rows in of {lane.name}", sum(epoch.rows_in for epoch in epochs), len(bodies))
+        judge.same(f"epochs of {lane.name} that add up", all(e.adds_up for e in epochs), True)
+    return {"rows of each lane": 200, "runs that failed": failed}, judge.broken
 
 
 def answers_lost(world: World) -> Findings:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +26,9 @@ class Work:
 
     Attributes:
         kind: append (Spark's Delta, by `Ledger.append`), fold (spool, then fold), delta-rs
-            (`write_deltalake`).
+            (`write_deltalake`), or a lane's name.
         first: the number of the driver's first partition, by which each row's writer is known.
+        folder, options: a lane needs a folder with `source` and `checkpoint`, and its sink options.
     """
 
     kind: str
@@ -35,6 +36,8 @@ class Work:
     uri: str
     first: int
     times: int
+    folder: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Driver:
@@ -89,7 +92,7 @@ def together(works: Sequence[Work]) -> list[dict[str, Any]]:
 
 
 def main(work: Work) -> None:
-    turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs}[work.kind]
+    turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs}.get(work.kind, _lane)
     write = turn(work)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -151,6 +154,26 @@ def _delta_rs(work: Work) -> Any:
         rows = pa.Table.from_batches([sends(context(partition=number), 2)])
         deltalake.write_deltalake(work.uri, rows, mode="append", storage_options=options)
         return 2
+
+    return write
+
+
+def _lane(work: Work) -> Any:
+    from tests.integration import lanes
+
+    spark = _session(work)
+    source, checkpoint = Path(work.folder, "source"), Path(work.folder, "checkpoint")
+    [run] = [lane.run for lane in lanes.LANES if lane.name == work.kind]
+
+    def in_epochs_of_a_file(spark: Any, source: Path) -> Any:
+        reader = spark.readStream.schema(lanes.read(spark, source).schema)
+        return reader.option("maxFilesPerTrigger", 1).parquet(str(source))
+
+    lanes.read_stream = in_epochs_of_a_file
+
+    def write(number: int) -> int:
+        run(spark, source, checkpoint, work.options)
+        return 0
 
     return write
 

@@ -28,6 +28,7 @@ SHORT = [case.name for case in command.CASES if case.short]
     "names",
     [
         pytest.param(["lanes", "conditions"], id="lanes"),
+        pytest.param(["one_query_twice"], id="two-drivers"),
         pytest.param(SHORT, id="all", marks=pytest.mark.slow),
     ],
 )
