@@ -16,8 +16,9 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean, median
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -57,21 +58,6 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, peak_mb(), file=sys.stderr)
 sys.exit(code)
 """
-
-
-class Size(NamedTuple):
-    """The size of a ledger after so many epochs; what was replaced is on disk for a while."""
-
-    epochs: int
-    files: int
-    files_on_disk: int
-    data_mb: float
-    log_files: int
-    log_mb: float
-    fold_cpu_ms: float
-    commit_cpu_ms: float
-    report_cpu_s: float
-    report_mb: int
 
 
 def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
@@ -162,45 +148,41 @@ class Growth:
         self.epochs += 1
         return time.process_time() - begin_s
 
-    def size(self, fold_s: float, commit_s: float) -> Size:
+    def size(self, fold_s: float, commit_s: float) -> dict[str, float]:
+        """Return the ledger's size by figure. Replaced files are on disk for a while."""
         root = Path(self.place.root)
         log = list((root / "_delta_log").iterdir())
         stored = list(root.glob("kind=*/*.parquet"))
         done = run_python("-c", REPORT, "report", "--ledger", str(root), "--json", timeout_s=3600)
         assert json.loads(done.stdout)["verdict"], "the report is empty"
         cpu_s, memory_mb = done.stderr.split()[-2:]
-        table = DeltaTable(root)
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = pa.table(DeltaTable(root).get_add_actions(flatten=True))
         rows = len(self.template) * self.epochs - self.folded
         assert sum(actions["num_records"].to_pylist()) == rows
-        return Size(
-            self.epochs, len(actions), len(stored),
-            sum(path.stat().st_size for path in stored) / 1e6, len(log),
-            sum(path.stat().st_size for path in log) / 1e6, fold_s * 1e3, commit_s * 1e3,
-            float(cpu_s), int(memory_mb),
-        )  # fmt: skip
+        return {
+            "epochs": self.epochs, "files": len(actions), "files on disk": len(stored),
+            "data MB": sum(path.stat().st_size for path in stored) / 1e6, "log files": len(log),
+            "log MB": sum(path.stat().st_size for path in log) / 1e6,
+            "fold CPU ms": fold_s * 1e3, "commit CPU ms": commit_s * 1e3,
+            "report CPU s": float(cpu_s), "report MB": int(memory_mb),
+        }  # fmt: skip
 
     folded = 0
     """Epochs that were folded: these have no row of the driver."""
 
 
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def measure(folder: str, marks: list[int], kept_s: float, together: int) -> list[Size]:
-    """Grow a ledger; return its size at each of these numbers of epochs."""
-    growth, sizes, commits = Growth(folder, kept_s, together), [], []
+def measure(folder: str, marks: list[int], kept_s: float, together: int) -> None:
+    """Grow a ledger; print its size at each of these numbers of epochs."""
+    growth, commits = Growth(folder, kept_s, together), []
     for mark in marks:
         while growth.epochs < mark - REAL_FOLDS:
             commits.append(growth.grow())
         folds = [growth.fold() for _ in range(REAL_FOLDS)]
         growth.folded += REAL_FOLDS
-        last = commits[-1000:]
-        sizes.append(growth.size(median(folds), sum(last) / len(last)))
-        texts = (f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in sizes[-1])
+        size = growth.size(median(folds), fmean(commits[-1000:]))
+        texts = (f"{name} {n:,.1f}" if isinstance(n, float) else f"{name} {n:,}"
+                 for name, n in size.items())  # fmt: skip
         print("|", " | ".join(texts), "|", flush=True)
-    return sizes
 
 
 def main() -> None:
@@ -214,7 +196,6 @@ def main() -> None:
         for _ in range(100):
             trial.grow()
         epoch_s = (time.monotonic() - begin_s) / trial.epochs
-        print("|", " | ".join(Size._fields), "|")
         measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s, together)
 
 
