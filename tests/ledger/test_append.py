@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,18 @@ from rocket_sink.ledger.transport.data_files import DataFile, write_data_files
 from rocket_sink.ledger.upkeep.growth import keep_small
 from tests.ledger.views import quick_ledger
 
-from .values import accounts, context, letter, sends
+from .values import accounts, context, letter, sends, session
 
-pytestmark = pytest.mark.spark
 ROWS = 3
+SPARK = session()
+"""A session whose appends delta-rs commits; tests of Spark's Delta take `spark`."""
 
 
 @pytest.fixture(scope="module")
-def new(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a table that Spark has made; tests copy it."""
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a new table; tests copy it."""
     folder = tmp_path_factory.mktemp("new") / "ledger"
-    Ledger(folder).create(spark)
+    Ledger(folder).create(SPARK)
     return folder
 
 
@@ -51,8 +54,8 @@ def place(new: Path, tmp_path: Path) -> LedgerPath:
     return resolve_path(tmp_path / "the ledger, ü")
 
 
-def by_delta_rs(spark: Any, place: LedgerPath, query: str, version: int) -> None:
-    append = begin_append(spark, place, query, version)
+def by_delta_rs(place: LedgerPath, query: str, version: int, driver: Any = SPARK) -> None:
+    append = begin_append(driver, place, query, version)
     append.save_rows([sends(context(query_id=query, epoch=version), ROWS)])
     keep_small(append)
 
@@ -64,9 +67,13 @@ def by_spark(spark: Any, place: LedgerPath, query: str, version: int) -> None:
     writer.save(place.uri)
 
 
-def rows_in(spark: Any, place: LedgerPath) -> dict[tuple[str, int], int]:
-    rows = spark.read.format("delta").load(place.uri).groupBy("query_id", "epoch").count()
-    return {(row[0], row[1]): row[2] for row in rows.collect()}
+def rows_in(place: LedgerPath, spark: Any = None) -> Counter[tuple[str, int]]:
+    """Count the rows by query and epoch, as Spark or delta-rs reads them."""
+    if spark is None:
+        rows = DeltaTable(place.root).to_pyarrow_table(columns=["query_id", "epoch"])
+    else:
+        rows = spark.read.format("delta").load(place.uri).select("query_id", "epoch").toArrow()
+    return Counter(zip(*rows.to_pydict().values(), strict=True))
 
 
 def forget_logs(spark: Any) -> None:
@@ -80,20 +87,21 @@ def commits(place: LedgerPath, query: str) -> int:
     return sum(f'"appId":"{query}"' in log.read_text() for log in logs)
 
 
+@pytest.mark.spark
 def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath) -> None:
     """Append past checkpoints of both, in a session that knows the log and in a new one."""
     wanted = {}
     for version in range(24):
         # Spark makes the first checkpoint and its checksum; delta-rs makes the next ones.
-        write = by_spark if version < 11 or version % 7 == 0 else by_delta_rs
-        write(spark, place, "both", version)
+        write = partial(by_spark, spark) if version < 11 or version % 7 == 0 else by_delta_rs
+        write(place, "both", version)
         wanted["both", version] = ROWS
     log = Path(place.root, "_delta_log")
     assert json.loads((log / "_last_checkpoint").read_text())["version"] > 11
     assert commits(place, "both") == 24
-    assert rows_in(spark, place) == wanted
+    assert rows_in(place, spark) == wanted
     forget_logs(spark)
-    assert rows_in(spark, place) == wanted
+    assert rows_in(place, spark) == wanted
     # A checkpoint with another's checksum would cost each new session seconds.
     assert not (log / "._last_checkpoint.crc").exists()
     assert last_txn_version(spark, place, "both") == 23
@@ -102,14 +110,15 @@ def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath)
     )._2()
     assert snapshot.transactions().get("both").get() == 23
     by_spark(spark, place, "both", 23)  # Spark knows the commits of delta-rs.
-    assert rows_in(spark, place) == wanted
+    assert rows_in(place, spark) == wanted
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("by", ["spark", "ledger"])
 def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     ledger = Ledger(place.root)
     for version in range(4):
-        (by_delta_rs if version % 2 else by_spark)(spark, place, "q", version)
+        (by_delta_rs if version % 2 else partial(by_spark, spark))(place, "q", version)
     wanted = {("q", version): ROWS for version in range(4)}
     begun = begin_append(spark, place, "begun", 0)  # The append begins before OPTIMIZE.
     if by == "spark":
@@ -124,51 +133,52 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
         ledger.vacuum(spark, 0)
     finally:
         spark.conf.unset(name)
-    by_delta_rs(spark, place, "q", 4)
+    by_delta_rs(place, "q", 4)
     wanted |= {("begun", 0): ROWS, ("q", 4): ROWS}
-    assert rows_in(spark, place) == wanted
+    assert rows_in(place, spark) == wanted
     quick = quick_ledger(place.root)
     counts = quick.query("SELECT query_id, epoch, count(*) AS n FROM sends GROUP BY ALL")
     assert {(r["query_id"], r["epoch"]): r["n"] for r in counts.to_pylist()} == wanted
 
 
-def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
+def test_a_transaction_is_taken_once(place: LedgerPath) -> None:
     """Two drivers append the same epoch; both have seen that the table lacks it."""
-    first, second = (begin_append(spark, place, "twice", 0) for _ in range(2))
+    first, second = (begin_append(SPARK, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
     with pytest.raises(LedgerError, match="another process has committed twice 0"):
         second.save_rows([sends(context(query_id="twice"), ROWS)])
-    assert rows_in(spark, place) == {("twice", 0): ROWS}
+    assert rows_in(place) == {("twice", 0): ROWS}
 
     def never(batches: Iterator[Any]) -> Iterator[Any]:
         raise AssertionError("the plan of an epoch that the table holds is run")
 
-    again = begin_append(spark, place, "twice", 0)
-    again.save(again.made_by_tasks(spark.range(1), never))
+    again = begin_append(SPARK, place, "twice", 0)
+    again.save(again.made_by_tasks(SPARK.range(1), never))
     assert again.rows is None
 
 
-def test_an_epoch_without_rows_makes_no_commit(spark: Any, place: LedgerPath) -> None:
+def test_an_epoch_without_rows_makes_no_commit(place: LedgerPath) -> None:
     before = delta_rs.open_table(place)
-    append = begin_append(spark, place, "q", 5)
-    append.save(append.made_by_tasks(spark.range(10), lambda batches: iter(())))
+    append = begin_append(SPARK, place, "q", 5)
+    append.save(append.made_by_tasks(SPARK.range(10), lambda batches: iter(())))
     assert append.rows == 0
     after = delta_rs.open_table(place)
     assert before is not None and after is not None and after.version() == before.version()
-    by_delta_rs(spark, place, "q", 6)
-    assert rows_in(spark, place) == {("q", 6): ROWS}
+    by_delta_rs(place, "q", 6)
+    assert rows_in(place) == {("q", 6): ROWS}
 
 
+@pytest.mark.spark
 def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
     """Append although the table changes, as when another rocket-sink upgrades it."""
     append = begin_append(spark, place, "begun", 0)
     spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('some.property' = '1')")
     spark.sql(f"ALTER TABLE delta.`{place.uri}` ADD COLUMNS (later STRING)")
     append.save_rows([sends(context(query_id="begun"), ROWS)])
-    assert rows_in(spark, place) == {("begun", 0): ROWS}
+    assert rows_in(place, spark) == {("begun", 0): ROWS}
 
 
-def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) -> None:
+def test_files_that_are_gone_are_not_committed(place: LedgerPath) -> None:
     """Refuse missing files, because the version could not be read: the folder was made anew."""
     files = write_data_files(place, [sends(context(), ROWS)])
     table = delta_rs.open_table(place)
@@ -176,10 +186,11 @@ def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) ->
     shutil.rmtree(Path(place.root, "kind=send"))
     with pytest.raises(LedgerError, match=r"cannot commit .* is gone"):
         delta_rs.commit(place, table, files, "q", 0)
-    by_spark(spark, place, "other", 0)
-    assert rows_in(spark, place) == {("other", 0): ROWS}
+    by_delta_rs(place, "other", 0)
+    assert rows_in(place) == {("other", 0): ROWS}
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "change",
     [
@@ -194,9 +205,9 @@ def test_tables_with_further_features_are_sparks(
     assert delta_rs.open_table(place) is not None
     spark.sql(f"ALTER TABLE delta.`{place.uri}` {change}")
     assert delta_rs.open_table(place) is None
-    by_delta_rs(spark, place, "q", 0)
-    by_delta_rs(spark, place, "q", 0)
-    assert rows_in(spark, place) == {("q", 0): ROWS}
+    by_delta_rs(place, "q", 0, spark)
+    by_delta_rs(place, "q", 0, spark)
+    assert rows_in(place, spark) == {("q", 0): ROWS}
     # The driver warns once, because another driver could overwrite a commit from now on.
     assert caplog.text.count("only this driver may append") == 1
     assert "somebody has altered the table" in caplog.text
@@ -233,16 +244,16 @@ def test_a_ledger_that_was_deleted_does_not_come_back(place: LedgerPath) -> None
     assert not Path(place.root).exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: LedgerPath) -> None:
+def test_a_folder_that_cannot_be_written_is_one_clear_error(place: LedgerPath) -> None:
     Path(place.root, "kind=send").write_text("in the folder's place")
     with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
-        by_delta_rs(spark, place, "q", 0)
+        by_delta_rs(place, "q", 0)
     rows = [sends(context(), ROWS)]
-    append = begin_append(spark, place, "q", 0)
+    append = begin_append(SPARK, place, "q", 0)
     with pytest.raises(LedgerError, match=r"^cannot write data files of the ledger") as caught:
-        append.save(append.made_by_tasks(spark.range(1), lambda _: iter(rows)))
+        append.save(append.made_by_tasks(SPARK.range(1), lambda _: iter(rows)))
     assert "\n" not in str(caught.value)
-    assert rows_in(spark, place) == {}
+    assert rows_in(place) == {}
 
 
 def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
@@ -271,6 +282,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert stats["minValues"]["epoch"] == 0
 
 
+@pytest.mark.spark
 def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath) -> None:
     """Keep microseconds in statistics: Spark's own are cut to milliseconds."""
     number = LEDGER_SCHEMA.get_field_index("at")
@@ -306,6 +318,7 @@ WRITER = """
 """
 
 
+@pytest.mark.spark
 def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPath) -> None:
     script = textwrap.dedent(WRITER)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
@@ -316,7 +329,7 @@ def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPat
     try:
         for version in range(6):
             by_spark(spark, place, "spark", version)
-            by_delta_rs(spark, place, "driver", version)
+            by_delta_rs(place, "driver", version)
             if version == 3:
                 spark.sql(f"OPTIMIZE delta.`{place.uri}`")
         assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
@@ -325,4 +338,4 @@ def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPat
             writer.kill()
     wanted = {(query, version): ROWS for query in ("spark", "driver") for version in range(6)}
     wanted |= {(query, version): ROWS for query in ("w0", "w1") for version in range(30)}
-    assert rows_in(spark, place) == wanted
+    assert rows_in(place, spark) == wanted

@@ -33,9 +33,16 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from tests.killed import Killed, kill_at
 from tests.ledger.values import write_spool
 
-from .values import accounts, context, leave_to_spark, letter, sends, write_manifest
+from .values import accounts, context, leave_to_spark, letter, sends, session, write_manifest
 
-pytestmark = pytest.mark.spark
+SPARK = session()
+"""A session whose folds delta-rs commits; tests of Spark's Delta and tasks take `spark`."""
+
+
+@pytest.fixture
+def driver(request):
+    """Return the session that a parameter names."""
+    return request.getfixturevalue("spark") if request.param == "spark" else SPARK
 
 
 def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
@@ -44,10 +51,13 @@ def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
     )
 
 
-def partitions(spark, root) -> Counter:
+def partitions(root, driver=SPARK) -> Counter:
     """Count the rows of the table by partition."""
-    rows = spark.read.format("delta").load(f"file:{root}").select("partition").collect()
-    return Counter(row[0] for row in rows)
+    if driver is SPARK:
+        rows = DeltaTable(root).to_pyarrow_dataset().to_table(columns=["partition"])
+    else:
+        rows = driver.read.format("delta").load(f"file:{root}").select("partition").toArrow()
+    return Counter(rows["partition"].to_pylist())
 
 
 def left(root: Path) -> list[str]:
@@ -57,24 +67,26 @@ def left(root: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Return a table for all tests that only count their own partitions: a table takes seconds."""
-    return tmp_path_factory.mktemp("ledger")
+    """Return a table for all tests that only count their own partitions."""
+    folder = tmp_path_factory.mktemp("ledger")
+    ensure_table(SPARK, resolve_path(folder))
+    return folder
 
 
-def test_without_a_spool_there_is_nothing_to_do(spark, tmp_path):
-    assert fold(spark, str(tmp_path)).folds == 0
+def test_without_a_spool_there_is_nothing_to_do(tmp_path):
+    assert fold(SPARK, str(tmp_path)).folds == 0
     assert not (tmp_path / "_delta_log").exists()
 
 
-def test_a_fold_makes_the_table_and_empties_the_spool(spark, tmp_path):
+def test_a_fold_makes_the_table_and_empties_the_spool(tmp_path):
     spool(str(tmp_path), 0)
     spool(str(tmp_path), 1, rows=3)
-    summary = fold(spark, str(tmp_path))
+    summary = fold(SPARK, str(tmp_path))
     assert (summary.folds, summary.files, summary.rows) == (1, 2, 5)
-    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+    assert partitions(tmp_path) == {0: 2, 1: 3}
     assert left(tmp_path) == []
-    assert fold(spark, str(tmp_path)).folds == 0
-    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+    assert fold(SPARK, str(tmp_path)).folds == 0
+    assert partitions(tmp_path) == {0: 2, 1: 3}
 
 
 STEPS = [
@@ -83,29 +95,30 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("committer", ["delta_rs", "spark"])
-def test_killed_at_each_step_and_repeated_each_row_is_there_once(
-    spark, tables, tmp_path, committer
-):
+@pytest.mark.parametrize(
+    "driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)], indirect=True
+)
+def test_killed_at_each_step_and_repeated_each_row_is_there_once(driver, tables, tmp_path):
     root, steps = tables, STEPS
-    if committer == "spark":
+    if driver is not SPARK:
         root, steps = tmp_path, [("append", 1), ("appended", 1), ("delete", 2)]
-        leave_to_spark(spark, root)
+        leave_to_spark(driver, root)
     expected = Counter()
     for number, (step, times) in enumerate(steps):
         first, second, late = 100 * number, 100 * number + 1, 100 * number + 2
         spool(str(root), first)
         spool(str(root), second, rows=3)
         with pytest.raises(Killed):
-            fold(spark, str(root), on_step=kill_at(step, times))
+            fold(driver, str(root), on_step=kill_at(step, times))
         spool(str(root), late, rows=1)  # The query goes on meanwhile.
-        fold(spark, str(root))
+        fold(driver, str(root))
         expected += Counter({first: 2, second: 3, late: 1})
-        rows = partitions(spark, root)
+        rows = partitions(root, driver)
         assert {n: rows[n] for n in rows if n < 9000} == expected, (step, times)
         assert left(root) == [], (step, times)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("driver_bytes", [fold_module.DRIVER_BYTES, 0])
 def test_a_fold_by_sparks_delta_has_all_rows(spark, tmp_path, monkeypatch, driver_bytes):
     """Fold a file whose second batch has no rows: the attempt has awaited its answers."""
@@ -117,7 +130,7 @@ def test_a_fold_by_sparks_delta_has_all_rows(spark, tmp_path, monkeypatch, drive
     writer.append(letter(ctx), waiting, sends(ctx, 2), accounts(ctx, acked=2, dead=1))
     writer.seal()
     assert fold(spark, str(tmp_path)).rows == 4
-    assert partitions(spark, tmp_path) == {0: 4}
+    assert partitions(tmp_path, spark) == {0: 4}
     assert left(tmp_path) == []
     report = Ledger(tmp_path).report(spark)
     assert (report.totals.rows_in, report.totals.dead) == (3, 1)
@@ -129,6 +142,7 @@ def test_a_fold_by_sparks_delta_has_all_rows(spark, tmp_path, monkeypatch, drive
     assert rows[0] == rows[1] != []
 
 
+@pytest.mark.spark
 def test_rows_that_sparks_delta_loses_stay_in_the_spool(spark, tmp_path, monkeypatch):
     """Keep the files of rows that Spark has not written, as Spark 4.2 after an empty batch."""
     leave_to_spark(spark, tmp_path)
@@ -141,18 +155,18 @@ def test_rows_that_sparks_delta_loses_stay_in_the_spool(spark, tmp_path, monkeyp
         assert Path(path).exists()
 
 
-def test_killed_again_in_the_repair(spark, tables):
-    before = partitions(spark, tables)
+def test_killed_again_in_the_repair(tables):
+    before = partitions(tables)
     spool(str(tables), 9000)
     for step in ("append", "appended", "delete", "deleted"):
         with pytest.raises(Killed):
-            fold(spark, str(tables), on_step=kill_at(step))
-    assert fold(spark, str(tables)).recovered == 1
-    assert partitions(spark, tables) == before + Counter({9000: 2})
+            fold(SPARK, str(tables), on_step=kill_at(step))
+    assert fold(SPARK, str(tables)).recovered == 1
+    assert partitions(tables) == before + Counter({9000: 2})
     assert left(tables) == []
 
 
-def test_torn_files_give_their_whole_batches(spark, tables):
+def test_torn_files_give_their_whole_batches(tables):
     writer = SpoolWriter(str(tables), context(partition=9100))
     writer.append(sends(writer._ctx, 2), accounts(writer._ctx, acked=2))
     path = Path(writer._path)
@@ -160,37 +174,39 @@ def test_torn_files_give_their_whole_batches(spark, tables):
     data = path.read_bytes()
     path.rename(path.with_suffix(".arrow"))
     path.with_suffix(".arrow").write_bytes(data[:-100])
-    fold(spark, str(tables))
-    assert partitions(spark, tables)[9100] == 2
+    fold(SPARK, str(tables))
+    assert partitions(tables)[9100] == 2
     assert left(tables) == []
 
 
-def test_a_live_writers_file_waits(spark, tables):
+def test_a_live_writers_file_waits(tables):
     writer = SpoolWriter(str(tables), context(partition=9200))
     writer.append(sends(writer._ctx, 2))
-    assert fold(spark, str(tables)).files == 0
+    assert fold(SPARK, str(tables)).files == 0
+    assert Ledger(tables).report(SPARK).unfolded_epochs == 0, "a fold has taken what was finished"
     writer.append(sends(writer._ctx, 1))
     writer.seal()
-    fold(spark, str(tables))
-    assert partitions(spark, tables)[9200] == 3
+    fold(SPARK, str(tables))
+    assert partitions(tables)[9200] == 3
 
 
-def test_big_spools_are_read_by_tasks_and_cut_into_several_folds(spark, tables, monkeypatch):
+@pytest.mark.parametrize(
+    "driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)], indirect=True
+)
+def test_big_spools_are_read_by_tasks_and_cut_into_several_folds(driver, tables, monkeypatch):
     monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
     monkeypatch.setattr(fold_module, "TASK_BYTES", 20_000)
     monkeypatch.setattr(fold_module, "FOLD_FILES", 4)
-    numbers = range(9300, 9306)
+    numbers = range(9300, 9306) if driver is SPARK else range(9306, 9312)
     for number in numbers:
         spool(str(tables), number, rows=4)
-    summary = fold(spark, str(tables))
+    summary = fold(driver, str(tables))
     assert (summary.folds, summary.files, summary.rows) == (2, 6, 24)
-    rows_of = partitions(spark, tables)
+    rows_of = partitions(tables)
     assert [rows_of[number] for number in numbers] == [4] * 6
 
 
-def test_the_driver_reads_big_spools_that_executors_do_not_see(
-    spark, tmp_path, monkeypatch, caplog
-):
+def test_the_driver_reads_big_spools_that_executors_do_not_see(tmp_path, monkeypatch, caplog):
     """Ask the executors once: each failed job takes slots of the query for seconds."""
     asked = []
 
@@ -201,20 +217,20 @@ def test_the_driver_reads_big_spools_that_executors_do_not_see(
     monkeypatch.setattr(fold_module, "prove_executors", refuse)
     monkeypatch.setattr(fold_module._Folder, "_tasks", None)
     spool(str(tmp_path), 0)
-    assert fold(spark, str(tmp_path)).rows == 2
+    assert fold(SPARK, str(tmp_path)).rows == 2
     assert not asked
     monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
     for number in (1, 2):
         spool(str(tmp_path), number)
-        assert fold(spark, str(tmp_path)).rows == 2
+        assert fold(SPARK, str(tmp_path)).rows == 2
     assert len(asked) == 1
     assert caplog.text.count("the driver reads all files of each fold itself") == 1
-    assert partitions(spark, tmp_path) == {0: 2, 1: 2, 2: 2}
+    assert partitions(tmp_path) == {0: 2, 1: 2, 2: 2}
     assert left(tmp_path) == []
 
 
 @contextlib.contextmanager
-def a_fold_that_waits(spark, root):
+def a_fold_that_waits(root):
     """Run a fold in a thread; it waits before its append until the block ends."""
     entered, go_on, summaries = threading.Event(), threading.Event(), []
 
@@ -224,7 +240,7 @@ def a_fold_that_waits(spark, root):
             assert go_on.wait(120)
 
     first = threading.Thread(
-        target=lambda: summaries.append(fold(spark, str(root), on_step=wait_inside))
+        target=lambda: summaries.append(fold(SPARK, str(root), on_step=wait_inside))
     )
     first.start()
     try:
@@ -235,59 +251,65 @@ def a_fold_that_waits(spark, root):
         first.join(120)
 
 
-def test_of_two_folds_at_once_one_waits_or_is_told_who_folds(spark, tables):
+def test_of_two_folds_at_once_one_waits_or_is_told_who_folds(tables, monkeypatch):
     ledger = Ledger(tables)
     spool(str(tables), 9400)
+    write_spool(str(tables), context(partition=9400), letter(context(partition=9400)))
     second: list[object] = []
-    waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(spark)))
-    with a_fold_that_waits(spark, tables) as summaries:
-        assert fold(spark, str(tables), wait_s=0).busy
+    waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(SPARK)))
+    with a_fold_that_waits(tables) as summaries:
+        assert fold(SPARK, str(tables), wait_s=0).busy
         with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
-            ledger.sync_fully(spark, wait_s=0.2)
-        assert ledger.sync(spark, wait_s=0).holder.startswith(f"process {os.getpid()} on ")
+            ledger.sync_fully(SPARK, wait_s=0.2)
+        summary = ledger.sync(SPARK, wait_s=0)
+        assert summary.busy and summary.holder.startswith(f"process {os.getpid()} on ")
+        with monkeypatch.context() as busy:
+            busy.setattr(ledger, "sync", lambda spark: summary)
+            report = ledger.report(SPARK)
+        assert (report.unfolded_epochs, report.unfolded_letters) == (1, 1)
         waiting.start()
     waiting.join(120)
-    assert summaries[0].rows == 2
+    assert summaries[0].rows == 3
     assert len(second) == 1
-    assert partitions(spark, tables)[9400] == 2
+    assert partitions(tables)[9400] == 3
 
 
-def last_number(spark, root):
+def last_number(root):
     place = resolve_path(root)
-    return last_txn_version(spark, place, fold_app_id(ensure_table(spark, place)))
+    return last_txn_version(SPARK, place, fold_app_id(ensure_table(SPARK, place)))
 
 
-def test_numbers_come_from_deltas_log(spark, tables):
+def test_numbers_come_from_deltas_log(tables):
     """Number folds by the log: a lost counter would repeat a number, and Delta would skip rows."""
-    before = last_number(spark, tables)
+    before = last_number(tables)
     spool(str(tables), 9500)
-    fold(spark, str(tables))
-    assert last_number(spark, tables) == before + 1
+    fold(SPARK, str(tables))
+    assert last_number(tables) == before + 1
 
 
-def test_a_number_that_another_fold_has_taken_deletes_no_file(spark, tmp_path, monkeypatch):
+def test_a_number_that_another_fold_has_taken_deletes_no_file(tmp_path, monkeypatch):
     """Keep the files of a fold that takes an old table for the newest one, and fold them anew."""
     spool(str(tmp_path), 0)
-    fold(spark, str(tmp_path))
+    fold(SPARK, str(tmp_path))
     spool(str(tmp_path), 1, rows=3)
     with monkeypatch.context() as stale:
         stale.setattr(fold_module, "last_txn_version", lambda *_: None)
         with pytest.raises(LedgerError, match="another fold has taken the number 0"):
-            fold(spark, str(tmp_path))
-    assert partitions(spark, tmp_path) == {0: 2}
+            fold(SPARK, str(tmp_path))
+    assert partitions(tmp_path) == {0: 2}
     assert len(left(tmp_path)) == 1
-    assert fold(spark, str(tmp_path)).rows == 3
-    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+    assert fold(SPARK, str(tmp_path)).rows == 3
+    assert partitions(tmp_path) == {0: 2, 1: 3}
     assert left(tmp_path) == [] and not list((tmp_path / "_notes" / "folds").iterdir())
 
 
 @pytest.mark.parametrize("step", ["listed", "manifest", "append", "appended", "delete", "deleted"])
 @pytest.mark.parametrize("moment", [step for step, times in STEPS if times == 1])
-def test_two_folds_without_a_common_lock(spark, tmp_path, monkeypatch, step, moment):
+def test_two_folds_without_a_common_lock(tmp_path, monkeypatch, step, moment):
     """Run a whole fold while another one pauses at a step; hosts may not share locks (NFS). The
     second fold itself may be killed at a moment, so that the first one goes on beside it."""
     root = str(tmp_path)
-    ensure_table(spark, resolve_path(root))
+    ensure_table(SPARK, resolve_path(root))
     monkeypatch.setattr(fold_module, "ledger_lock", lambda *_: contextlib.nullcontext(True))
     monkeypatch.setattr(fold_module, "release", lambda *_: None)
     spool(root, 0)
@@ -298,24 +320,21 @@ def test_two_folds_without_a_common_lock(spark, tmp_path, monkeypatch, step, mom
         if at == step and not paused:
             paused.append(at)
             with contextlib.suppress(Killed):
-                fold(spark, root, on_step=kill_at(moment))
+                fold(SPARK, root, on_step=kill_at(moment))
 
     with contextlib.suppress(LedgerError):
-        fold(spark, root, on_step=pause)
-    fold(spark, root)
+        fold(SPARK, root, on_step=pause)
+    fold(SPARK, root)
     assert paused
-    rows = DeltaTable(root).to_pyarrow_dataset().to_table(columns=["partition"])["partition"]
-    assert Counter(rows.to_pylist()) == {0: 2, 1: 3}
+    assert partitions(root) == {0: 2, 1: 3}
     assert left(tmp_path) == [] and not list((tmp_path / "_notes" / "folds").iterdir())
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_commit_with_other_rows_than_the_files_deletes_no_file(
-    spark, tmp_path, monkeypatch, change
-):
+def test_a_commit_with_other_rows_than_the_files_deletes_no_file(tmp_path, monkeypatch, change):
     """Take a commit for done only if the log shows as many rows as the spool had."""
     path = spool(str(tmp_path), 0, rows=3)
-    ensure_table(spark, resolve_path(tmp_path))
+    ensure_table(SPARK, resolve_path(tmp_path))
     write = appender.write_data_files
 
     def write_others(place, batches):
@@ -325,49 +344,49 @@ def test_a_commit_with_other_rows_than_the_files_deletes_no_file(
     monkeypatch.setattr(appender, "write_data_files", write_others)
     for _ in range(2):  # The second fold finds the first one's commit.
         with pytest.raises(LedgerError, match=f"has added {3 + change} rows, and 3 were handed"):
-            fold(spark, str(tmp_path))
+            fold(SPARK, str(tmp_path))
         assert Path(path).exists()
 
 
-def test_tasks_that_make_no_rows_delete_no_file(spark, tmp_path, monkeypatch):
+def test_tasks_that_make_no_rows_delete_no_file(tmp_path, monkeypatch):
     path = spool(str(tmp_path), 0)
     monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
     monkeypatch.setattr(fold_module, "_read_file", lambda sequence, file, filesystem: iter(()))
     with pytest.raises(LedgerError, match="its log does not show the commit"):
-        fold(spark, str(tmp_path))
+        fold(SPARK, str(tmp_path))
     assert Path(path).exists()
 
 
-def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
+def test_lost_files_of_a_begun_fold_are_an_error(tables):
     path = spool(str(tables), 9600)
     with pytest.raises(Killed):
-        fold(spark, str(tables), on_step=kill_at("append"))
+        fold(SPARK, str(tables), on_step=kill_at("append"))
     data = Path(path).read_bytes()
     Path(path).unlink()
     with pytest.raises(LedgerError, match="gone"):
-        fold(spark, str(tables))
+        fold(SPARK, str(tables))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_bytes(data)
-    fold(spark, str(tables))
-    assert partitions(spark, tables)[9600] == 2
+    fold(SPARK, str(tables))
+    assert partitions(tables)[9600] == 2
 
 
-def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
+def test_a_manifest_of_another_table_holds_nothing_back(tables):
     """A fold into the other table deleted the second of its files, and was killed then."""
     paths = [spool(str(tables), partition) for partition in (9700, 9701)]
     Path(paths[1]).unlink()
     names = [path.removeprefix(f"{tables}/_spool/") for path in paths]
     write_manifest(tables, names, rows=4)
-    assert fold(spark, str(tables)).rows == 2
-    assert partitions(spark, tables)[9700] == 2
+    assert fold(SPARK, str(tables)).rows == 2
+    assert partitions(tables)[9700] == 2
     assert left(tables) == []
 
 
-def test_a_manifest_that_cannot_be_read_is_named(spark, tables):
+def test_a_manifest_that_cannot_be_read_is_named(tables):
     broken = tables / "_notes" / "folds" / "999.json"
     broken.write_text("{")
     with pytest.raises(LedgerError, match=r"999\.json"):
-        fold(spark, str(tables))
+        fold(SPARK, str(tables))
     broken.unlink()
 
 
@@ -380,23 +399,23 @@ def stranger_behind(root: Path, link: str) -> tuple[Path, dict[Path, bytes]]:
     return root / link, {victim: victim.read_bytes()}
 
 
-def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
+def test_a_manifest_deletes_nothing_behind_a_link(tables):
     """Keep a fold from appending and deleting files outside the spool, such as any `*.arrow`."""
-    before = partitions(spark, tables)
+    before = partitions(tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files
-    ledger_id = ensure_table(spark, resolve_path(tables))
+    ledger_id = ensure_table(SPARK, resolve_path(tables))
     name = f"q-x/{victim.parent.name}/{victim.name}"
     manifest = write_manifest(tables, [name], number=999, ledger_id=ledger_id)
     with pytest.raises(LedgerError, match=r"is a link.*q-x"):
-        fold(spark, str(tables))
+        fold(SPARK, str(tables))
     assert {path: path.read_bytes() for path in files} == files
     manifest.unlink()
     link.unlink()
-    assert partitions(spark, tables) == before
+    assert partitions(tables) == before
 
 
-def test_a_damaged_file_is_not_put_aside_elsewhere(spark, tables, tmp_path):
+def test_a_damaged_file_is_not_put_aside_elsewhere(tables, tmp_path):
     damaged = Path(spool(str(tables), 9701))
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -407,13 +426,14 @@ def test_a_damaged_file_is_not_put_aside_elsewhere(spark, tables, tmp_path):
     quarantine.symlink_to(tmp_path / "aside")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(LedgerError, match="is a link"):
-        fold(spark, str(tables))
+        fold(SPARK, str(tables))
     assert sorted(tmp_path.rglob("*")) == before
     quarantine.unlink()
     (tmp_path / "aside").rename(quarantine)
-    assert len(fold(spark, str(tables)).damaged) == 1
+    assert len(fold(SPARK, str(tables)).damaged) == 1
 
 
+@pytest.mark.spark
 def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
     link, files = stranger_behind(tables, "kind=zzz")
     ledger = Ledger(tables)
@@ -432,6 +452,7 @@ def forge(root: Path, path: str, size: int) -> None:
     (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(line)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("by_spark_alone", [False, True])
 def test_a_forged_log_ends_a_vacuum_with_an_error_of_ours(
     spark, tmp_path, monkeypatch, by_spark_alone
@@ -446,6 +467,7 @@ def test_a_forged_log_ends_a_vacuum_with_an_error_of_ours(
         Ledger(tmp_path).vacuum(spark)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("by_spark_alone", [False, True])
 def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spark_alone):
     """Reject files outside the ledger: a commit by hand may name any file of the host."""
@@ -463,8 +485,9 @@ def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spar
         ledger.rows(spark)
 
 
+@pytest.mark.spark
 def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
-    before = partitions(spark, tables)
+    before = partitions(tables)
     path = spool(str(tables), 9800)
     ledger = Ledger(tables)
     assert ledger.optimize(spark)["files_removed"] > 1
@@ -476,11 +499,12 @@ def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
     finally:
         spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     assert Path(path).exists()
-    assert partitions(spark, tables) == before
+    assert partitions(tables) == before
     fold(spark, str(tables))
-    assert partitions(spark, tables)[9800] == 2
+    assert partitions(tables)[9800] == 2
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(("kept", "days"), [("6 hours", 7), ("9 days", 9)])
 def test_vacuum_keeps_the_files_of_a_long_write(spark, tmp_path, kept, days):
     """Files of a running write are in no version of the table before its end."""
@@ -498,27 +522,7 @@ def test_vacuum_keeps_the_files_of_a_long_write(spark, tmp_path, kept, days):
     assert young.exists() and not old.exists()
 
 
-def test_vacuum_is_a_matter_of_few_tasks(spark, tables):
-    name = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-    before = spark.conf.get(name)
-    context = spark.sparkContext
-    spark.conf.set(name, "10000")
-    context.setJobGroup("vacuum", "")
-    try:
-        Ledger(tables).vacuum(spark)
-        assert spark.conf.get(name) == "10000"
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
-        spark.conf.set(name, before)
-    tracker = context.statusTracker()
-    stages = {
-        stage for job in tracker.getJobIdsForGroup("vacuum")
-        for stage in tracker.getJobInfo(job).stageIds
-    }  # fmt: skip
-    tasks = [stage.numTasks for stage in map(tracker.getStageInfo, stages) if stage]
-    assert 1 < max(tasks) <= 64
-
-
+@pytest.mark.spark
 def test_history_cannot_be_edited(spark, tables):
     from delta.tables import DeltaTable
 
@@ -526,6 +530,7 @@ def test_history_cannot_be_edited(spark, tables):
         DeltaTable.forPath(spark, f"file:{tables}").delete("kind = 'send'")
 
 
+@pytest.mark.spark
 def test_on_an_object_store(spark, tmp_path, monkeypatch):
     """Fold without append, rename and kernel locks; a local folder stands in for the store. Leave
     nothing per epoch there."""
@@ -539,7 +544,7 @@ def test_on_an_object_store(spark, tmp_path, monkeypatch):
             place, context(epoch=epoch, partition=1), sends(context(epoch=epoch, partition=1), 1)
         )
     assert fold(spark, place).recovered == 1
-    assert partitions(spark, tmp_path) == {0: 2, 1: 20}
+    assert partitions(tmp_path, spark) == {0: 2, 1: 20}
     assert left(tmp_path) == []
     assert not [path for path in (tmp_path / "_spool").rglob("*") if path.is_dir()]
 
@@ -569,56 +574,54 @@ def damage(path: str) -> bytes:
 
 @pytest.mark.parametrize("driver_bytes", [fold_module.DRIVER_BYTES, 0])
 def test_a_damaged_file_is_put_aside_and_the_others_go_in(
-    spark, tmp_path, monkeypatch, caplog, driver_bytes
+    tmp_path, monkeypatch, caplog, driver_bytes
 ):
     monkeypatch.setattr(fold_module, "DRIVER_BYTES", driver_bytes)
     spool(str(tmp_path), 0)
     broken = spool(str(tmp_path), 1)
     spool(str(tmp_path), 2, rows=3)
     data = damage(broken)
-    summary = fold(spark, str(tmp_path))
+    summary = fold(SPARK, str(tmp_path))
     assert (summary.files, summary.rows) == (2, 5)
-    assert partitions(spark, tmp_path) == {0: 2, 2: 3}
+    assert partitions(tmp_path) == {0: 2, 2: 3}
     [aside] = summary.damaged
     assert aside == broken.replace("/_spool/", "/_spool/_quarantine/")
     assert Path(aside).read_bytes() == data.replace(b"broker-a", b"croker-a", 1)
     assert aside in caplog.text
     ledger = Ledger(tmp_path)
     assert ledger.quarantined() == [aside]
-    assert ledger.report(spark).quarantined_files == 1
-    assert fold(spark, str(tmp_path)).damaged == ()
+    assert ledger.report(SPARK).quarantined_files == 1
+    assert fold(SPARK, str(tmp_path)).damaged == ()
     # The fold takes the file after it was mended and moved back.
     Path(aside).unlink()
     Path(broken).parent.mkdir(parents=True, exist_ok=True)
     Path(broken).write_bytes(data)
-    assert fold(spark, str(tmp_path)).rows == 2
-    assert partitions(spark, tmp_path) == {0: 2, 1: 2, 2: 3}
+    assert fold(SPARK, str(tmp_path)).rows == 2
+    assert partitions(tmp_path) == {0: 2, 1: 2, 2: 3}
     assert ledger.quarantined() == []
 
 
-def test_files_that_are_all_damaged_make_no_commit(spark, tables):
-    before = last_number(spark, tables)
+def test_files_that_are_all_damaged_make_no_commit(tables):
+    before = last_number(tables)
     damage(spool(str(tables), 9900))
-    summary = fold(spark, str(tables))
+    summary = fold(SPARK, str(tables))
     assert (summary.folds, summary.rows, len(summary.damaged)) == (0, 0, 1)
-    assert last_number(spark, tables) == before
+    assert last_number(tables) == before
     shutil.rmtree(tables / "_spool" / "_quarantine")
     assert left(tables) == []
 
 
 @pytest.mark.parametrize("step", ["append", "deleted"])
-def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_in(
-    spark, tables, step
-):
+def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_in(tables, step):
     number = {"append": 9910, "deleted": 9920}[step]
     spool(str(tables), number)
     path = spool(str(tables), number + 1)
     with pytest.raises(Killed):
-        fold(spark, str(tables), on_step=kill_at(step))
+        fold(SPARK, str(tables), on_step=kill_at(step))
     if step == "append":
         damage(path)
-    summary = fold(spark, str(tables))
-    rows_of = partitions(spark, tables)
+    summary = fold(SPARK, str(tables))
+    rows_of = partitions(tables)
     assert (rows_of[number], rows_of[number + 1]) == ((2, 0) if step == "append" else (2, 2))
     assert len(summary.damaged) == (step == "append")
     shutil.rmtree(tables / "_spool" / "_quarantine", ignore_errors=True)

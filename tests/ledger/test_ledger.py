@@ -1,13 +1,18 @@
 """The views: which rows count, and the errors of a damaged or foreign ledger."""
 
+import contextlib
 import dataclasses
 import datetime as dt
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from rocket_sink.errors import CheckpointError, LedgerError, Outcome
 from rocket_sink.ledger.append import table
+from rocket_sink.ledger.append.appender import begin_append
+from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.append.table import (
     VERSION_PROPERTY,
     check_not_ahead,
@@ -18,23 +23,24 @@ from rocket_sink.ledger.driver import ledger as ledger_module
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
-from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
+from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, ledger_ddl
 from tests.ledger.views import quick_ledger
 
-from .values import accounts, attempt, confirmed, context, letter, sends
+from .values import accounts, attempt, confirmed, context, letter, sends, session
 
-pytestmark = pytest.mark.spark
+SPARK = session()
+"""A session whose appends delta-rs commits; DuckDB reads the views."""
 
 
 @pytest.fixture(scope="module")
-def ledger(spark, tmp_path_factory):
+def ledger(tmp_path_factory):
     new_ledger = Ledger(tmp_path_factory.mktemp("views"))
     assert not new_ledger.exists()
-    assert not new_ledger.exists(spark)
-    new_ledger.create(spark)
-    new_ledger.create(spark)
+    assert not new_ledger.exists(SPARK)
+    new_ledger.create(SPARK)
+    new_ledger.create(SPARK)
     assert new_ledger.exists()
-    assert new_ledger.exists(spark)
+    assert new_ledger.exists(SPARK)
     return new_ledger
 
 
@@ -71,6 +77,7 @@ def second_attempt(ctx: RunContext) -> RunContext:
     return dataclasses.replace(ctx, task_attempt_id=20, attempt_number=1)
 
 
+@pytest.mark.spark
 def test_all_values_come_back_through_delta(spark, ledger):
     """Read all values in a time zone other than UTC, also from `mapInArrow` (foreachBatch)."""
     columns = {
@@ -102,6 +109,7 @@ def test_all_values_come_back_through_delta(spark, ledger):
     assert len(set(numbers)) == len(numbers) == wanted.num_rows / 2, "those that we append"
 
 
+@pytest.mark.spark
 def test_a_session_without_delta_reads_the_same_rows(spark, tmp_path, monkeypatch):
     ledger = Ledger(tmp_path / "a b" / "ledger")
     with monkeypatch.context() as without:
@@ -126,6 +134,7 @@ def test_a_session_without_delta_reads_the_same_rows(spark, tmp_path, monkeypatc
     assert [epoch.acked for epoch in ledger.epochs(spark).orderBy("epoch").collect()] == [5, 3]
 
 
+@pytest.mark.spark
 def test_the_table_is_plain_delta_with_comments(spark, ledger):
     plain = spark.read.format("delta").load(ledger.path)
     assert plain.columns == [column.name for column in COLUMNS]
@@ -133,11 +142,11 @@ def test_the_table_is_plain_delta_with_comments(spark, ledger):
     assert comments == {column.name: column.comment for column in COLUMNS}
 
 
-def test_the_accounts_of_an_epoch(spark, ledger):
+def test_the_accounts_of_an_epoch(ledger):
     first = context(query_id="sum")
     second = dataclasses.replace(first, partition=1, task_attempt_id=11)
     ledger.append(
-        spark, accounts(first, acked=5, degraded=1, dead=2), accounts(second, unknown=1, filtered=3)
+        SPARK, accounts(first, acked=5, degraded=1, dead=2), accounts(second, unknown=1, filtered=3)
     )
     row = epoch_of(ledger, "sum")
     assert (row["rows_in"], row["acked"], row["degraded"], row["dead"]) == (12, 5, 1, 2)
@@ -145,36 +154,36 @@ def test_the_accounts_of_an_epoch(spark, ledger):
     assert row["adds_up"] is True
     assert row["confirmed"] is False
     assert row["superseded_attempts"] == 0
-    ledger.append(spark, confirmed(first, 12))
+    ledger.append(SPARK, confirmed(first, 12))
     row = epoch_of(ledger, "sum")
     assert (row["confirmed"], row["num_input_rows"]) == (True, 12)
 
 
-def test_accounts_that_do_not_add_up_are_seen(spark, ledger):
+def test_accounts_that_do_not_add_up_are_seen(ledger):
     """See a partition that does not add up even if another's error makes up for it."""
     first = context(query_id="short")
     second = dataclasses.replace(first, partition=1, task_attempt_id=11)
-    ledger.append(spark, accounts(first, rows_in=5, acked=4), accounts(second, rows_in=5, acked=6))
+    ledger.append(SPARK, accounts(first, rows_in=5, acked=4), accounts(second, rows_in=5, acked=6))
     row = epoch_of(ledger, "short")
     assert row["rows_in"] == row["acked"] == 10
     assert row["adds_up"] is False
 
 
-def test_a_partition_without_a_complete_attempt_does_not_add_up(spark, ledger):
-    ledger.append(spark, accounts(context(query_id="half"), complete=False, acked=4))
+def test_a_partition_without_a_complete_attempt_does_not_add_up(ledger):
+    ledger.append(SPARK, accounts(context(query_id="half"), complete=False, acked=4))
     row = epoch_of(ledger, "half")
     assert (row["adds_up"], row["rows_in"], row["superseded_attempts"]) == (False, 0, 1)
     assert row["superseded_rows"] == 4
 
 
 @pytest.mark.parametrize("first_complete", [True, False])
-def test_of_a_retried_partition_the_last_complete_attempt_counts(spark, ledger, first_complete):
+def test_of_a_retried_partition_the_last_complete_attempt_counts(ledger, first_complete):
     """Count the last attempt: foreach may end a first one without an error (close(None))."""
     query = f"retry-{first_complete}"
     first = context(query_id=query)
     again = second_attempt(first)
     ledger.append(
-        spark,
+        SPARK,
         at(accounts(first, complete=first_complete, acked=3, dead=1), 10),
         at(letter(first, b"first"), 10),
         at(
@@ -190,10 +199,10 @@ def test_of_a_retried_partition_the_last_complete_attempt_counts(spark, ledger, 
     assert len(rows_by_duckdb(ledger, "letters", f"query_id = '{query}'")) == 2
 
 
-def test_an_attempt_that_failed_after_a_complete_one_changes_nothing(spark, ledger):
+def test_an_attempt_that_failed_after_a_complete_one_changes_nothing(ledger):
     first = context(query_id="late")
     ledger.append(
-        spark,
+        SPARK,
         accounts(first, acked=3, dead=1),
         letter(first, b"first"),
         accounts(second_attempt(first), complete=False, acked=1),
@@ -202,45 +211,45 @@ def test_an_attempt_that_failed_after_a_complete_one_changes_nothing(spark, ledg
     assert pending(ledger, "late") == [b"first"]
 
 
-def test_a_replayed_epoch_with_other_partitions(spark, ledger):
+def test_a_replayed_epoch_with_other_partitions(ledger):
     """Replay an epoch: run 1 died before Spark noted it, and run 2 uses fewer partitions."""
     old = context(query_id="replay", partition=4)
     new = context(query_id="replay", run_id="run-2", partition=0, task_attempt_id=1)
     ledger.append(
-        spark,
+        SPARK,
         at(accounts(old, acked=2, dead=1), 1), at(letter(old, b"old"), 1),
         at(accounts(new, acked=2, dead=1), 2), at(letter(new, b"new"), 2),
     )  # fmt: skip
     # Both runs' letters stay visible until Spark confirms, because the second run could still die.
     assert pending(ledger, "replay") == [b"new", b"old"]
-    ledger.append(spark, at(confirmed(new, 3), 3))
+    ledger.append(SPARK, at(confirmed(new, 3), 3))
     assert pending(ledger, "replay") == [b"new"]
     row = epoch_of(ledger, "replay")
     assert (row["rows_in"], row["adds_up"], row["run_id"]) == (3, True, "run-2")
     assert row["superseded_attempts"] == 1
 
 
-def test_an_epoch_that_delta_skipped_keeps_its_first_accounts(spark, ledger):
+def test_an_epoch_that_delta_skipped_keeps_its_first_accounts(ledger):
     old = context(query_id="skip")
-    ledger.append(spark, accounts(old, acked=2, dead=1), letter(old, b"old"))
-    ledger.append(spark, confirmed(dataclasses.replace(old, run_id="run-2"), 3))
+    ledger.append(SPARK, accounts(old, acked=2, dead=1), letter(old, b"old"))
+    ledger.append(SPARK, confirmed(dataclasses.replace(old, run_id="run-2"), 3))
     assert pending(ledger, "skip") == [b"old"]
     row = epoch_of(ledger, "skip")
     assert (row["rows_in"], row["adds_up"], row["confirmed"]) == (3, True, True)
 
 
-def test_letters_of_a_killed_attempt_are_not_pending(spark, ledger):
-    ledger.append(spark, letter(context(query_id="killed"), b"x"))
+def test_letters_of_a_killed_attempt_are_not_pending(ledger):
+    ledger.append(SPARK, letter(context(query_id="killed"), b"x"))
     assert pending(ledger, "killed") == []
 
 
-def test_letters_of_no_task_are_pending(spark, ledger):
+def test_letters_of_no_task_are_pending(ledger):
     by_hand = context(query_id="export", partition=None, task_attempt_id=None, lane="export")
-    ledger.append(spark, letter(by_hand, b"x"))
+    ledger.append(SPARK, letter(by_hand, b"x"))
     assert pending(ledger, "export") == [b"x"]
 
 
-def test_an_unparked_letter_is_pending_until_it_is_parked_again(spark, ledger):
+def test_an_unparked_letter_is_pending_until_it_is_parked_again(ledger):
     ctx = context(query_id="unparked")
     plain, sent = letter(ctx, b"one"), letter(ctx, b"sent")
 
@@ -249,30 +258,38 @@ def test_an_unparked_letter_is_pending_until_it_is_parked_again(spark, ledger):
         return at(resolution_rows(columns, context(query_id="by hand")), second)
 
     ledger.append(
-        spark, plain, sent, accounts(ctx, dead=2), resolve(plain, "parked", 1),
+        SPARK, plain, sent, accounts(ctx, dead=2), resolve(plain, "parked", 1),
         resolve(plain, "unparked", 2), resolve(sent, "resent", 1), resolve(sent, "unparked", 2),
     )  # fmt: skip
     assert pending(ledger, "unparked") == [b"one"], "what is stored stays settled"
-    ledger.append(spark, resolve(plain, "dropped", 3))
+    ledger.append(SPARK, resolve(plain, "dropped", 3))
     assert pending(ledger, "unparked") == []
 
 
 @pytest.mark.parametrize("way", ["resent", "parked", "dropped"])
-def test_resolved_letters_are_not_pending(spark, ledger, way):
+def test_resolved_letters_are_not_pending(ledger, way):
     ctx = context(query_id=f"resolved-{way}")
     first, second = letter(ctx, b"one"), letter(ctx, b"two", letter_id=f"stays-{way}")
-    ledger.append(spark, first, second, accounts(ctx, dead=2))
+    ledger.append(SPARK, first, second, accounts(ctx, dead=2))
     assert len(pending(ledger, ctx.query_id)) == 2
     settled = {"letter_id": first.column("letter_id"), "resolution": way}
-    ledger.append(spark, resolution_rows(settled, context(query_id="backfill")))
+    ledger.append(SPARK, resolution_rows(settled, context(query_id="backfill")))
     assert pending(ledger, ctx.query_id) == [b"two"]
     number = first.column("letter_id")[0].as_py()
     [row] = rows_by_duckdb(ledger, "resolutions", f"letter_id = '{number}'")
     assert row["resolution"] == way
 
 
-def test_spark_says_the_same(spark, ledger):
-    """Compare Spark's views with DuckDB's over all rows of the tests above."""
+@pytest.mark.spark
+def test_spark_says_the_same(spark, tmp_path):
+    """Compare Spark's views with DuckDB's over the rows of tests above."""
+    ledger = Ledger(tmp_path)
+    for fill in (
+        test_the_accounts_of_an_epoch, test_accounts_that_do_not_add_up_are_seen,
+        test_a_replayed_epoch_with_other_partitions, test_letters_of_no_task_are_pending,
+        test_an_unparked_letter_is_pending_until_it_is_parked_again,
+    ):  # fmt: skip
+        fill(ledger)
     epochs = {row["query_id"]: row.asDict() for row in ledger.epochs(spark).collect()}
     for row in rows_by_duckdb(ledger, "epochs", "true"):
         names = ("rows_in", "acked", "dead", "adds_up", "confirmed", "superseded_rows", "run_id")
@@ -288,50 +305,50 @@ def test_spark_says_the_same(spark, ledger):
     )
 
 
-def test_sends_in_flight_show_up_only_without_an_answer(spark, ledger):
+def test_sends_in_flight_show_up_only_without_an_answer(ledger):
     ctx = context(query_id="flight")
     dead = second_attempt(ctx)  # Equal numbers of another attempt are other requests.
     ledger.append(
-        spark,
+        SPARK,
         in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1]),
         send_rows([attempt(), attempt(attempt=2)], ctx, requests=[1, 1]),
         in_flight_rows([1], dead, topic="t", message_count=[9], body_bytes=[1]),
     )
-    rows = ledger.sends(spark).where("query_id = 'flight'").collect()
+    rows = rows_by_duckdb(ledger, "sends", "query_id = 'flight'")
     flights = sorted((r["task_attempt_id"], r["request"], r["outcome"]) for r in rows)
     assert flights == [
         (10, 1, "acked"), (10, 1, "acked"), (10, 2, "in_flight"), (20, 1, "in_flight"),
     ]  # fmt: skip
     by_attempt = {
-        r["task_attempt_id"]: r
-        for r in ledger.attempts(spark).where("query_id = 'flight'").collect()
+        r["task_attempt_id"]: r for r in rows_by_duckdb(ledger, "attempts", "query_id = 'flight'")
     }
     assert by_attempt[20]["in_flight"] == 9
     assert by_attempt[20]["rows_in"] is None
     assert by_attempt[20]["counts"] is False
 
 
-def test_isolations_have_a_length(spark, ledger):
+def test_isolations_have_a_length(ledger):
     from rocket_sink.ledger.records import isolation_rows
     from rocket_sink.routing.fault import Isolation
 
     ledger.append(
-        spark, isolation_rows([Isolation("b", "latency", 600.0, 1.0, 3.5)], context(query_id="iso"))
+        SPARK, isolation_rows([Isolation("b", "latency", 600.0, 1.0, 3.5)], context(query_id="iso"))
     )
-    [row] = ledger.isolations(spark).where("query_id = 'iso'").collect()
+    [row] = rows_by_duckdb(ledger, "isolations", "query_id = 'iso'")
     assert row["isolated_ms"] == pytest.approx(2500.0)
 
 
-def test_no_ledger_is_a_clear_error(spark, tmp_path):
+def test_no_ledger_is_a_clear_error(tmp_path):
     nowhere = Ledger(tmp_path / "nothing")
     for read in (nowhere.sends, nowhere.epochs, nowhere.optimize, nowhere.vacuum):
         with pytest.raises(LedgerError, match="there is no ledger"):
-            read(spark)
-    assert nowhere.sync(spark).folds == 0
+            read(SPARK)
+    assert nowhere.sync(SPARK).folds == 0
 
 
+@pytest.mark.spark
 def test_a_foreign_table_is_no_ledger(spark, tmp_path):
-    spark.range(1).write.format("delta").save(str(tmp_path / "t"))
+    write_deltalake(tmp_path / "t", pa.table({"id": [0]}))
     with pytest.raises(LedgerError, match="not a ledger"):
         Ledger(tmp_path / "t").sends(spark)
     with pytest.raises(LedgerError, match="not a ledger"):
@@ -339,47 +356,76 @@ def test_a_foreign_table_is_no_ledger(spark, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["99", "0"])
-def test_another_schema_version_is_refused(spark, ledger, version):
-    def set_version(value: str) -> None:
-        properties = f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{value}')"
-        spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET {properties}")
-
-    set_version(version)
-    try:
+def test_another_schema_version_is_refused(tmp_path, version):
+    ledger = Ledger(tmp_path)
+    assert create_table(resolve_path(tmp_path), LEDGER_SCHEMA, {VERSION_PROPERTY: version})
+    for use in (ledger.sends, ledger.create, lambda spark: ledger.append(spark, sends(context()))):
         with pytest.raises(LedgerError, match=f"schema version {version}.*install"):
-            ledger.sends(spark)
-    finally:
-        set_version(str(SCHEMA_VERSION))
-    ledger.sends(spark)
+            use(SPARK)
 
 
-def test_a_ledger_ahead_of_its_checkpoint_is_refused(spark, ledger):
+@pytest.mark.parametrize(
+    ("parallelism", "hours", "error", "asked"),
+    [
+        ("10000", None, "", [168.0]),
+        ("8", 3.5, "", [3.5]),
+        (None, 0, "RETENTION is too short\nat java", [0]),
+        (None, None, "RETENTION", [168.0, None]),  # The table keeps its files for longer.
+        (None, None, "other", [168.0]),
+    ],
+)
+def test_how_spark_is_asked_to_vacuum(
+    ledger, monkeypatch, parallelism, hours, error, asked
+):  # fmt: skip
+    """Let a VACUUM list few folders in few tasks, keep to its hours, and commit nothing."""
+    driver, calls = session(), []
+    names = (ledger_module._LISTING, ledger_module._VACUUM_IGNORES, ledger_module._VACUUM_COMMITS)
+    if parallelism:
+        driver.conf.set(names[0], parallelism)
+
+    def vacuum(kept_hours=None):
+        calls.append(kept_hours)
+        listing = "8" if parallelism == "8" else "32"
+        assert [driver.conf.get(name) for name in names] == [listing, "false", "false"]
+        if error and kept_hours is not None:
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(Ledger, "_delta", lambda *_: SimpleNamespace(vacuum=vacuum))
+    wanted = {0: (LedgerError, "short Readers.*retentionDurationCheck")}.get(
+        hours, (RuntimeError, "other")
+    )
+    is_refused = hours == 0 or error == "other"
+    with pytest.raises(wanted[0], match=wanted[1]) if is_refused else contextlib.nullcontext():
+        ledger.vacuum(driver, hours)
+    assert calls == asked
+    assert [driver.conf.get(name) for name in names] == [parallelism, None, None]
+
+
+def test_a_ledger_ahead_of_its_checkpoint_is_refused(ledger):
     app_id, place = txn_app_id("ahead"), resolve_path(ledger.path)
-    assert last_txn_version(spark, place, app_id) is None
-    check_not_ahead(spark, place, "ahead", 0)
-    frame = spark.createDataFrame(pa.Table.from_batches([sends(context(query_id="ahead"))]))
-    writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
-    writer.option("txnVersion", 5).save(ledger.uri)
-    assert last_txn_version(spark, place, app_id) == 5
-    check_not_ahead(spark, place, "ahead", 5)  # The epoch was recorded before the crash.
-    check_not_ahead(spark, place, "ahead", 6)
-    check_not_ahead(spark, place, "another-query", 0)
+    assert last_txn_version(SPARK, place, app_id) is None
+    assert not check_not_ahead(SPARK, place, "ahead", 0)
+    begin_append(SPARK, place, app_id, 5).save_rows([sends(context(query_id="ahead"))])
+    assert last_txn_version(SPARK, place, app_id) == 5
+    assert check_not_ahead(SPARK, place, "ahead", 5)  # The epoch was recorded before the crash.
+    assert not check_not_ahead(SPARK, place, "ahead", 6)
+    assert not check_not_ahead(SPARK, place, "another-query", 0)
     with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4"):
-        check_not_ahead(spark, place, "ahead", 4)
+        check_not_ahead(SPARK, place, "ahead", 4)
 
 
-def test_no_secret_in_any_file_of_the_ledger(spark, tmp_path):
+def test_no_secret_in_any_file_of_the_ledger(tmp_path):
     canary = "CANARY-0123456789"
     ctx = context(query_id="canary")
     remark = f"Check signature failed for accessKey={canary} {canary}"
     bad = attempt(outcome=Outcome.REJECTED, remark=remark)
     ledger = Ledger(tmp_path)
     ledger.append(
-        spark,
+        SPARK,
         send_rows([bad], ctx, secrets=[canary]),
         letter(ctx, last_error=remark.replace(f" {canary}", ""), last_error_code="AUTH_FAILED"),
     )
-    stored = ledger.rows(spark).toArrow().to_pylist()
+    stored = rows_by_duckdb(ledger, "ledger_rows", "true")
     assert canary not in repr(stored)
     assert any("***" in (row["remark"] or "") for row in stored)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

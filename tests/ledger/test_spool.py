@@ -473,3 +473,11 @@ def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     write_manifest(tmp_path, [name])
     with pytest.raises(LedgerError, match="is no spool file"):
         unfinished(NoteStore(place, "folds"))
+
+
+def test_folds_that_died_are_completed_in_their_order(tmp_path):
+    """The names of their notes have another order."""
+    for number in (10, 9, 11):
+        write_manifest(tmp_path, ["q-x/0/x.arrow"], number=number)
+    manifests = unfinished(NoteStore(resolve_path(tmp_path), "folds"))
+    assert [manifest.number for manifest in manifests] == [9, 10, 11]

@@ -96,8 +96,27 @@ def session(*runs: str, is_stopped: bool = False) -> Any:
     queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
     java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
     context = SimpleNamespace(master="local[2]", applicationId="app", _jsc=java)
-    conf = SimpleNamespace(get=lambda name, default: "")
-    return SimpleNamespace(_jsparkSession=1, streams=queries, sparkContext=context, conf=conf)
+    settings = {"spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension"}
+    conf = SimpleNamespace(get=settings.get, set=settings.__setitem__, unset=settings.pop)
+    return SimpleNamespace(
+        _jsparkSession=1, streams=queries, sparkContext=context, conf=conf, range=_Frame
+    )  # fmt: skip
+
+
+class _Frame:
+    """The stand-in of a frame of numbers, whose `mapInArrow` runs in this process."""
+
+    def __init__(self, *bounds: int) -> None:
+        self._rows = pa.RecordBatch.from_pydict({"id": list(range(*bounds[:3]))})
+
+    def mapInArrow(self, make: Any, ddl: str) -> Any:
+        """Return an object whose `collect` makes the rows, as Spark's lazy frame does."""
+
+        def collect() -> list[SimpleNamespace]:
+            batches = make(iter([self._rows]))
+            return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
+
+        return SimpleNamespace(collect=collect)
 
 
 def leave_to_spark(spark: Any, root: Path | str) -> None:

@@ -13,9 +13,10 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.testing import FakeCluster
-from tests.ledger.values import write_spool
 
-from ..values import accounts, context
+from ..values import accounts, context, session, write_spool
+
+SPARK = session()
 
 
 def no_links(*_: Any, **__: Any) -> NoReturn:
@@ -47,15 +48,14 @@ def test_a_folder_with_links_is_left_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["_notes"]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EXDEV])
 def test_nothing_commits_and_a_report_reads(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     number: int,
 ) -> None:  # fmt: skip
     """Mount a ledger that was made elsewhere on a disk without links, with rows in its spool."""
     ledger = Ledger(tmp_path / "ledger")
-    ledger.append(spark, accounts(context(), acked=1))
+    ledger.append(SPARK, accounts(context(), acked=1))
     write_spool(ledger.path, context(epoch=1), accounts(context(epoch=1), acked=1))
 
     def no_link(*_: Any, **__: Any) -> NoReturn:
@@ -65,16 +65,16 @@ def test_nothing_commits_and_a_report_reads(
     before = sorted(Path(ledger.path).rglob("*"))
     day = dt.timedelta(days=1)
     for work in (
-        lambda: ledger.sync(spark),
-        lambda: ledger.append(spark, accounts(context(epoch=2), acked=1)),
-        lambda: ledger.optimize(spark),
-        lambda: ledger.vacuum(spark),
-        lambda: ledger.expire(spark, {"send": day}),
-        lambda: Ledger(tmp_path / "other").create(spark),
+        lambda: ledger.sync(SPARK),
+        lambda: ledger.append(SPARK, accounts(context(epoch=2), acked=1)),
+        lambda: ledger.optimize(SPARK),
+        lambda: ledger.vacuum(SPARK),
+        lambda: ledger.expire(SPARK, {"send": day}),
+        lambda: Ledger(tmp_path / "other").create(SPARK),
     ):
         with pytest.raises(LedgerError, match="no hard links"):
             work()
-    report = ledger.report(spark)
+    report = ledger.report(SPARK)
     assert (report.totals.epochs, report.unfolded_epochs) == (1, 1)
     assert "lacks the rows that are not folded yet" in caplog.text
     assert sorted(Path(ledger.path).rglob("*")) == before
