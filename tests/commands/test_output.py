@@ -3,10 +3,13 @@
 import ast
 import datetime as dt
 import json
+import re
+import sys
 import time
 from pathlib import Path
 from types import MappingProxyType
 
+import click
 import pytest
 
 import rocket_sink
@@ -15,6 +18,7 @@ from rocket_sink.commands.common import output
 from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, step, table
 from rocket_sink.commands.common.output import show as show_tables
 from rocket_sink.errors import Outcome
+from rocket_sink.spark.backfill.parking import Parked
 
 COMMANDS = Path(rocket_sink.__file__).parent / "commands"
 
@@ -44,16 +48,28 @@ def test_commands_print_by_this_module_only() -> None:
     assert printing == {"commands/common/output.py", "commands/options.py"}
 
 
-def test_counted_steps_are_printed_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_counted_steps_are_one_changing_line_or_quarters(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Show a second count as well: jars with wrong digests are fetched again."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     steps = Steps()
-    steps("fetching")
-    for number in range(1, 135):
-        steps(f"fetching: {number} of 134 jars")
+    for total in (134, 3):
+        steps("fetching")
+        for number in range(1, total + 1):
+            steps(f"fetching: {number} of {total} jars")
+    steps("fetching: 1 of 9 jars")
     steps("done")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "fetching"
-    assert lines[-2:] == ["fetching: 134 of 134 jars", "done"]
-    assert len(lines) == 6
+    text = capsys.readouterr().err
+    if is_terminal:
+        assert text.startswith("fetching\n\rfetching: 1 of 134 jars\rfetching: 2 of 134")
+        assert text.endswith("\rfetching: 3 of 3 jars\n\rfetching: 1 of 9 jars\ndone\n")
+        assert text.count("\n") == 6
+    else:
+        numbers = [line.partition(" of ")[0] for line in text.splitlines()]
+        assert numbers == ["fetching", *(f"fetching: {n}" for n in (34, 67, 101, 134)),
+                           "fetching", *(f"fetching: {n}" for n in (1, 2, 3)), "done"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("", 140), ("0", 140)])
@@ -66,22 +82,58 @@ def test_a_pipe_is_as_wide_as_columns_says(
     assert width - 5 <= max(map(len, lines)) <= width
 
 
-def test_a_bar_outside_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar("send", 10, every_s=0) as bar:
-        bar.advance_to(5, "half")
-        bar.say("a thing happened")
-        bar.advance_to(10)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_bar(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts in brackets and names of emoji stay as they are."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    long = "a thing [b]happened[/b] :bomb: " * 9
+    with Bar("send [b]", 1000, every_s=0) as bar:
+        bar.advance_to(500, "half [i]")
+        bar.say(long)
+        bar.advance_to(1000)
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "send: 5 of 10 half" in captured.err
-    assert "a thing happened" in captured.err
-    assert captured.err.splitlines()[-1].startswith("send: 10 in ")
+    assert captured.out == "" and long in captured.err
+    if is_terminal:
+        assert "send [b]" in captured.err and "1000/1000" in captured.err
+    else:
+        lines = captured.err.splitlines()
+        assert lines[:2] == ["send [b] ...", "send [b]: 500 of 1,000 half [i]"]
+        assert lines[3] == "send [b]: 1,000 of 1,000"
+        assert re.fullmatch(r"send \[b\]: 1,000 in 0\.\d s|send .* in [1-9].*", lines[4])
 
 
 def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="x"), Bar("send", 10):
+    with pytest.raises(ValueError, match="x"), Bar("send", 10) as bar:
+        bar.advance_to(5)  # Lines come every few seconds only.
         raise ValueError("x")
-    assert " in " not in capsys.readouterr().err
+    assert capsys.readouterr().err == "send ...\n"
+
+
+@pytest.mark.parametrize("existing", [None, "earlier"])
+def test_a_file_that_cannot_be_written_is_refused_and_one_that_can_be_stays(
+    existing: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.html"
+    if existing:
+        file.write_text(existing)
+    output.check_writable(file)
+    assert (file.read_text() if file.exists() else None) == existing
+    output.write_file(file, "zażółć")
+    assert file.read_text(encoding="utf-8") == "zażółć"
+    assert capsys.readouterr().err == f"written to {file}\n"
+    with pytest.raises(click.ClickException, match=r"cannot write .*: Is a directory"):
+        output.write_file(tmp_path, "x")
+
+
+def test_rows_are_cut_and_joined_for_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
+    row = {"error_text": "x" * 61, "keys": ["a", "b"], "at": at, "count": 1000, "other": 1}
+    show_tables(output.rows_table("two [b]", ("error_text", "keys", "at", "count"), [row]))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "two [b]" in out and "error text" in out and " a b 01-02 03:04:05 1,000" in out
+    assert "x" * 56 in out and "x" * 61 not in out and "other" not in out
 
 
 @pytest.mark.parametrize(
@@ -99,34 +151,15 @@ def test_cells(value: object, shown: str) -> None:
 
 
 def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json(
-        {
-            "outcome": Outcome.ACKED, "at": dt.datetime(2026, 1, 2, 3), "body": b"\xff1",
-            "map": MappingProxyType({"a": 1}),
-        }
-    )  # fmt: skip
+    print_json({
+        "outcome": Outcome.ACKED, "at": dt.datetime(2026, 1, 2, 3), "body": b"\xff1",
+        "map": MappingProxyType({"a": 1}), "day": dt.date(2026, 1, 2), "path": Path("/a"),
+        "report": Parked(1, ("b",)),
+    })  # fmt: skip
     assert json.loads(capsys.readouterr().out) == {
-        "outcome": "acked",
-        "at": "2026-01-02T03:00:00",
-        "body": "\ufffd1",
-        "map": {"a": 1},
-    }
-
-
-def test_a_backfill_of_nothing_prints_that(capsys: pytest.CaptureFixture[str]) -> None:
-    from rocket_sink.commands.backfill import _print_done
-    from rocket_sink.spark.backfill.backfill import Plan
-    from rocket_sink.spark.backfill.resend import Resent
-
-    for plan, text in (
-        (Plan(), "nothing to send: no dead letters are pending"),
-        (Plan(pending=3, left_alone=1, behind=2), "--again sends them"),
-        (Plan(pending=3, by_reason={"data": 3}), "--reason data tries"),
-        (Plan(pending=3, by_reason={"transport": 3}), "none of the 3 pending dead letters"),
-        (Plan(pending=3, without_topic=3), "3 have no topic: --to-topic names one"),
-    ):
-        _print_done(plan, Resent(), "dead letters")
-        assert text in capsys.readouterr().err
+        "outcome": "acked", "at": "2026-01-02T03:00:00", "body": "\ufffd1", "map": {"a": 1},
+        "day": "2026-01-02", "path": "/a", "report": {"count": 1, "left_out": ["b"]},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 85, 90, 100, 120])
@@ -135,15 +168,7 @@ def test_tables_break_no_word_that_fits_a_line(
 ) -> None:
     names = ["broker", "attempts", "not acked", "p99 ms", "cause", "last (UTC)", "example"]
     example = "cannot connect to 127.0.0.1:29126: ECONNREFUSED"
-    row = [
-        "broker-of-the-night",
-        1234567,
-        8,
-        676.25,
-        "CONNECTION_LOST",
-        "11-23 08:04:31.1",
-        example,
-    ]
+    row = ["broker-of-the-night", 1234567, 8, 676.25, "CONNECTION_LOST", "11-23 08:04:31", example]
     words = {word for text in (*names, *map(cell, row)) for word in text.split()}
     monkeypatch.setattr(output, "_PIPE_WIDTH", width)
     show_tables(table("Latency per broker", names, [row, row]))

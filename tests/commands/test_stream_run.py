@@ -1,18 +1,37 @@
-"""`rocket-sink stream --batch` partitions rows like a stream, before it sends."""
+"""The run of `rocket-sink stream`, without Java: its source and query, its view and its report."""
 
 from __future__ import annotations
 
+import datetime as dt
+import shlex
+import signal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rocket_sink import RocketSink
-from rocket_sink.commands.common.stream_run import run_batch
+from rocket_sink.commands.common import stream_run
+from rocket_sink.commands.common.stream_run import (
+    Report,
+    RunView,
+    Source,
+    finish,
+    run_batch,
+    run_stream,
+    stream_writer,
+)
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.query.live import BrokerSums
+from rocket_sink.ledger.records import in_order
+from tests.docs.checks import check_command
+from tests.ledger.night import store
+from tests.ledger.values import accounts, confirmed, context, letter, session, write_spool
 
 TYPES = {"queue_id": IntegerType()}
+OPTIONS = {"nameServer": "n:1", "topic": "t"}
 
 
 class Frame:
@@ -23,6 +42,7 @@ class Frame:
         self.schema = StructType(fields)
         self.sparkSession = SimpleNamespace()
         self.parted_by: tuple[Any, ...] = ()
+        self.writeStream = MagicMock()
 
     def __getitem__(self, name: str) -> str:
         return name
@@ -54,7 +74,7 @@ def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
 
     monkeypatch.setattr(RocketSink, "write", write)
     source: Any = SimpleNamespace(read=lambda spark, streaming: Frame(*columns))
-    options = {"nameServer": "n:1", "topic": "t", "ordering": ordering}
+    options = {**OPTIONS, "ordering": ordering}
     report = run_batch(None, source, options, "foreach")  # type: ignore[arg-type]
     assert [frame.parted_by for frame in written] == [parted_by]
     assert (report.query_id, report.rows_read) == ("q", 3)
@@ -62,6 +82,266 @@ def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
 
 def test_a_batch_in_order_without_a_key_is_refused() -> None:
     source: Any = SimpleNamespace(read=lambda spark, streaming: Frame("body"))
-    options = {"nameServer": "n:1", "topic": "t", "ordering": "best_effort"}
+    options = {**OPTIONS, "ordering": "best_effort"}
     with pytest.raises(ConfigurationError, match="sharding_key"):
         run_batch(None, source, options, "foreach")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "datasource"])
+def test_the_writer_of_a_lane(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, spark, foreach = Frame("body", "sharding_key"), MagicMock(), MagicMock()
+    register, install = MagicMock(), MagicMock()
+    monkeypatch.setattr(RocketSink, "stream", foreach)
+    monkeypatch.setattr("rocket_sink.spark.datasource.register", register)
+    monkeypatch.setattr("rocket_sink.spark.listener.install_fold", install)
+    options = {**OPTIONS, "ordering": "strict", "ledger": "/l", "maxMessageSize": 4096}
+    writer = stream_writer(spark, frame, options, lane)  # type: ignore[arg-type]
+    assert frame.parted_by
+    if lane == "foreach":
+        assert writer is foreach.return_value and foreach.call_args == call(frame)
+    elif lane == "foreachBatch":
+        assert writer is frame.writeStream.foreachBatch.return_value
+    else:
+        form = frame.writeStream.format
+        assert form.call_args == call("rocketmq") and writer is form.return_value.options()
+        texts = {name: str(value) for name, value in options.items()}
+        assert form.return_value.options.call_args_list[0] == call(**texts)
+        assert register.call_args == call(spark, ledger="file:/l")
+        assert install.call_args.args[0].ledger == "file:/l" and install.call_args.args[1] is spark
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    monkeypatch.setattr(stream_run, "check_encoding", lambda spark, path: None)
+    monkeypatch.setattr(stream_run, "_POLL_S", 0.0)
+    return MagicMock(version="4.1.2")
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "schema", "is_streaming", "takes"),
+    [
+        ("json", "/in", "a INT", True, "given"), ("json", "/in", None, True, "files"),
+        ("json", "/in", None, False, None), ("DELTA", "/in", None, True, None),
+        ("rate", None, None, True, None),
+    ],
+)  # fmt: skip
+def test_a_source(
+    spark: MagicMock, form: str, path: str | None, schema: str | None, is_streaming: bool,
+    takes: str | None,
+) -> None:  # fmt: skip
+    """Spark's file sources want a schema of a stream: without one, that of the files there now."""
+    opened = (spark.readStream if is_streaming else spark.read).format
+    reader = opened.return_value.options.return_value
+    files = spark.read.format.return_value.options.return_value.load
+    read = Source(form, path, schema, {"a": "b"}, "x > 1", ("y", "z")).read
+    frame = read(spark, streaming=is_streaming)
+    assert opened.call_args == call(form)
+    assert opened.return_value.options.call_args == call(a="b")
+    wanted = {"given": schema, "files": files.return_value.schema}.get(takes or "")
+    assert reader.schema.call_args == (call(wanted) if takes else None)
+    loaded = reader.schema.return_value if takes else reader
+    assert loaded.load.call_args == (call(path) if path else call())
+    chosen = loaded.load.return_value.where
+    assert chosen.call_args == call("x > 1")
+    assert chosen.return_value.selectExpr.call_args == call("y", "z")
+    assert frame is chosen.return_value.selectExpr.return_value
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "advice"),
+    [("Kafka", "Failed to find data source: KAFKA", True), ("kafka", "no broker", False),
+     ("rate", "kafka", False)],
+)  # fmt: skip
+def test_spark_without_kafka(spark: MagicMock, form: str, text: str, advice: bool) -> None:
+    spark.read.format.return_value.options.return_value.load.side_effect = ValueError(text)
+    with pytest.raises(ConfigurationError if advice else ValueError) as caught:
+        Source(form, None, None, {}).read(spark, streaming=False)
+    package = "--package org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.2"
+    assert (package in str(caught.value)) is advice
+    check_command(["stream", "--format", "kafka", *package.split()])
+
+
+class Query:
+    """A streaming query. Each look at `isActive` takes the next of `steps`: a function, or the
+    micro-batch that has just ended."""
+
+    id, runId = "q", "r"
+
+    def __init__(self, *steps: Any, failure: Exception | None = None) -> None:
+        self.recentProgress: list[dict[str, Any]] = []
+        self.status = {"isTriggerActive": True}
+        self.stop = MagicMock()
+        self.exception = lambda: failure
+        self._steps = list(steps)
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    @property
+    def isActive(self) -> bool:
+        if not self._steps:
+            return False
+        step = self._steps.pop(0)
+        if callable(step):
+            step(self)
+        else:
+            epoch, rows = step
+            ended = {
+                "batchId": epoch,
+                "numInputRows": rows,
+                "durationMs": {"triggerExecution": 1500},
+            }
+            self.recentProgress.append(ended)
+        return True
+
+
+def run_query(
+    query: Query, spark: MagicMock, monkeypatch: pytest.MonkeyPatch, trigger: str | None = None,
+    stop_timeout_s: float = 600,
+) -> tuple[Report, MagicMock]:  # fmt: skip
+    writer, source = MagicMock(), MagicMock()
+    writer.option.return_value = writer.trigger.return_value = writer
+    writer.start.return_value = query
+    follow = MagicMock(return_value=SimpleNamespace(refresh=lambda: False))
+    monkeypatch.setattr(stream_run, "stream_writer", lambda *_: writer)
+    monkeypatch.setattr(stream_run, "follow", follow)
+    report = run_stream(
+        spark, source, {"ledger": "/l"}, "foreach", checkpoint="/ck", trigger=trigger,
+        stop_timeout_s=stop_timeout_s,
+    )  # fmt: skip
+    assert source.read.call_args == call(spark, streaming=True)
+    assert writer.option.call_args == call("checkpointLocation", "/ck")
+    assert follow.call_args.args[0].root == "/l" and follow.return_value.run_id == "r"
+    return report, writer
+
+
+@pytest.mark.parametrize(
+    ("trigger", "wanted"),
+    [("available-now", call(availableNow=True)), ("5 seconds", call(processingTime="5 seconds")),
+     (None, None)],
+)  # fmt: skip
+@pytest.mark.parametrize("failure", [None, ValueError("no such column")])
+def test_a_query_that_ends(
+    spark: MagicMock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    trigger: str | None, wanted: Any, failure: Exception | None,
+) -> None:  # fmt: skip
+    query = Query((0, 3), (1, 0), (2, 1), failure=failure)
+    report, writer = run_query(query, spark, monkeypatch, trigger)
+    assert writer.trigger.call_args == wanted and not query.stop.called
+    assert (report.query_id, report.run_id) == ("q", "r")
+    assert (report.epochs, report.rows_read) == (2, 4) and 0 < report.seconds < 600
+    assert report.error == (failure and "ValueError: no such column")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == ["epoch 0: 3 rows in 1.5 s", "epoch 2: 1 row in 1.5 s"]
+
+
+def idle(query: Query) -> None:
+    query.status["isTriggerActive"] = False
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+@pytest.mark.parametrize(
+    ("later", "timeout_s", "rows"),
+    [([(1, 2), (2, 9)], 600, 5), ([idle, (2, 9)], 600, 3), ([id, (1, 2)], 0, 3)],
+    ids=["its epoch ends", "no epoch runs", "time-out"],
+)
+def test_a_signal_ends_a_query_after_its_micro_batch(
+    spark: MagicMock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    is_submitted: bool, later: list[Any], timeout_s: float, rows: int,
+) -> None:  # fmt: skip
+    """Under spark-submit the signal may reach only the JVM, which has the command's handler."""
+    misc, before = spark.sparkContext._jvm.sun.misc, signal.getsignal(signal.SIGTERM)
+
+    def end(_: Query) -> None:
+        if is_submitted:
+            assert [each.args[0] for each in misc.Signal.call_args_list] == ["INT", "TERM"]
+            misc.Signal.handle.call_args.args[1].handle(None)
+        else:
+            signal.raise_signal(signal.SIGTERM)
+
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    else:
+        monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    query = Query((0, 3), end, *later)
+    report, _ = run_query(query, spark, monkeypatch, stop_timeout_s=timeout_s)
+    assert misc.Signal.handle.called is is_submitted
+    assert query.stop.call_count == 1 and signal.getsignal(signal.SIGTERM) is before
+    assert spark.sparkContext.setLogLevel.call_args == call("OFF")
+    assert "stopping after the current micro-batch" in capsys.readouterr().err
+    assert report.rows_read == rows
+
+
+SOON = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=1)
+
+
+def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Events of the ledger are shown once; a broker that is isolated anew is shown anew."""
+    isolated = BrokerSums(isolated_until=SOON, cause="X")
+    figures = SimpleNamespace(
+        standing=SimpleNamespace(pending={"transport": 100, "data": 1}), refresh=lambda: True,
+        brokers={"broker-a": BrokerSums(), "broker-b": isolated},
+    )  # fmt: skip
+    view = RunView(Report(), figures)  # type: ignore[arg-type]
+    view.refresh()
+    view.refresh()
+    isolated.isolated_until = SOON + dt.timedelta(minutes=1)
+    figures.standing.pending["data"] = 0
+    view.refresh()
+    figures.standing.pending["data"] = 1
+    view.refresh()
+    until = f"broker-b is isolated until {SOON:%H:%M:%S} UTC (X)"
+    later = f"broker-b is isolated until {isolated.isolated_until:%H:%M:%S} UTC (X)"
+    pending = "101 dead letters are pending"
+    assert capsys.readouterr().err.splitlines() == [until, pending, later, pending]
+    figures.refresh = lambda: False
+    figures.standing.pending["data"] = 9
+    view.refresh()
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("report", "first"),
+    [
+        (Report(), "0 rows in 0 micro-batches, 0.0 s"),
+        (Report(epochs=1, rows_read=1, seconds=4.0), "1 row in 1 micro-batch, 4.0 s, 0.2 rows/s"),
+        (Report(epochs=2000, rows_read=3000, seconds=2.0),
+         "3,000 rows in 2,000 micro-batches, 2.0 s, 1,500.0 rows/s"),
+    ],
+)  # fmt: skip
+def test_a_run_ends_with_its_sums_and_with_what_to_do(report: Report, first: str) -> None:
+    report.ledger, report.pending = "/data/my ledger", {"transport": 1000, "data": 2, "hold": 1}
+    report.counts = {"rows_in": 3000, "acked": 1997}
+    lines = report.as_text().splitlines()
+    assert lines[:2] == [first, "rows_in 3,000, acked 1,997"]
+    assert "transport 1,000, hold 1; " in lines[3] and "takes: 2; " in lines[4]
+    for line in lines[2:]:
+        words = shlex.split(line.partition("rocket-sink ")[2].rstrip(")"))
+        assert words[words.index("--ledger") + 1] == "/data/my ledger"
+        check_command(words)
+    done = Report(ledger="/l", pending={"data": 0}).as_text().splitlines()
+    assert len(done) == 2 and "None" not in str(done)
+
+
+@pytest.mark.parametrize(
+    ("report", "counts"),
+    [
+        (Report("other", "run-1"), {"rows_in": 9, "acked": 8, "dead": 1}),
+        (Report("query", "run-2"), {"rows_in": 0, "acked": 0, "dead": 0}),
+        (Report("query"), {"rows_in": 9, "acked": 8, "dead": 1}),
+        (Report(seconds=30.0), {"rows_in": 5, "acked": 5, "dead": 0}),
+    ],
+    ids=["with an appId", "another run", "a batch", "a batch of the data source"],
+)
+def test_the_counts_of_a_run(tmp_path: Any, report: Report, counts: dict[str, int]) -> None:
+    """A stream is known by its run: with `appId` the ledger's query id is the appId."""
+    ctx, batch = context(), context(query_id="batch", run_id="b", lane="batch")
+    rows = [letter(ctx), letter(ctx, reason="data"), accounts(ctx, acked=8, dead=1),
+            confirmed(ctx, 9)]  # fmt: skip
+    path = store(tmp_path / "ledger", in_order(rows, 1 << 32))
+    write_spool(path, batch, accounts(batch, acked=5))
+    assert finish(session(), report, {}) is report and not report.ledger
+    finish(session(), report, {"ledger": path})
+    assert {name: report.counts[name] for name in counts} == counts
+    assert (report.ledger, report.pending) == (path, {"transport": 1, "data": 1})

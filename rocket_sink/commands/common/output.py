@@ -140,7 +140,7 @@ class Steps:
             click.echo(f"\r{text}", err=True, nl=done)
             self._open = not done
         elif (quarter := 4 * int(match[1]) // int(match[2])) > self._quarter:
-            self._quarter = quarter
+            self._quarter = quarter % 4  # Another count may begin after the last item.
             click.echo(text, err=True)
 
 

@@ -1,0 +1,283 @@
+"""Commands that need Spark, without it: the work that they ask for, and what users read."""
+
+import datetime as dt
+import inspect
+import pkgutil
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+from unittest.mock import MagicMock
+
+import pytest
+from pyspark.sql import Row
+
+from rocket_sink import cli
+from rocket_sink.commands import stream
+from rocket_sink.commands.common.stream_run import Report, Source
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.fold import FoldSummary
+from rocket_sink.ledger.upkeep.erase import Erased
+from rocket_sink.ledger.upkeep.expire import Expired
+from rocket_sink.options import LEDGER_KINDS, SinkOptions
+from rocket_sink.spark.backfill.parking import Parked
+from rocket_sink.spark.transactions import EndReport
+from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
+from tests.run_command import Done, run_command
+
+cluster = scripted_cluster(1)
+PARKING = "rocket_sink.spark.backfill.parking."
+LEDGER = "rocket_sink.ledger.driver.ledger.Ledger."
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    (tmp_path / "my ledger" / "_spool").mkdir(parents=True)
+    return str(tmp_path / "my ledger")
+
+
+def run(words: str, ledger: str, *more: str, code: int = 0, spark: Any = None) -> Done:
+    done = run_command(*shlex.split(words), "-l", ledger, *more, spark=spark or MagicMock())
+    assert done.code == code, done.err
+    return done
+
+
+class Case(NamedTuple):
+    """A command, the function that does its work, the function's result and some of its arguments,
+    and parts of the lines that the command prints."""
+
+    words: str
+    work: str
+    result: Any
+    wanted: Mapping[str, Any]
+    lines: Sequence[str]
+    code: int = 0
+
+
+DAY = dt.timedelta(days=1)
+CASES = [
+    Case("ledger fold", LEDGER + "sync", FoldSummary(rows=12_000, files=1), {},
+         ["12,000 rows of 1 file folded in"]),
+    Case("ledger fold", LEDGER + "sync", FoldSummary(busy=True, holder="host:7"), {},
+         ["another fold is at work (host:7): nothing was done"]),
+    Case("ledger fold", LEDGER + "sync", FoldSummary(files=2, damaged=("a",), left=("b",)), {},
+         ["0 rows of 2 files folded in", "put aside, the table lacks its rows: a",
+          "cannot read it, the table lacks its rows: b"]),
+    Case("ledger optimize", LEDGER + "optimize", {"files_removed": 1200, "files_added": 1}, {},
+         ["1,200 files became 1; vacuum deletes them"]),
+    Case("ledger vacuum --retain-hours 0.5", LEDGER + "vacuum", None, {"retain_hours": 0.5},
+         ["done"]),
+    Case("ledger expire --older-than 30d --kind send --kind isolation", LEDGER + "expire",
+         Expired({"send": 5}, {"send": 1000}, bodies=2, files=3),
+         {"older_than": dict.fromkeys(("send", "isolation"), 30 * DAY), "dry_run": False,
+          "settled_bodies": 7 * DAY},
+         ["send: 5 rows of that age; 1,000 more stay", "bodies of 2 settled dead letters",
+          "3 files gone or written anew. A running query or the next"]),
+    Case("ledger expire --older-than 12h --settled-bodies forever --dry-run", LEDGER + "expire",
+         Expired({}, {}, files=1, busy=True),
+         {"older_than": dict.fromkeys(LEDGER_KINDS, DAY / 2), "dry_run": True,
+          "settled_bodies": None},
+         ["another process rewrote the ledger meanwhile: nothing was done; try again",
+          "bodies of 0", "nothing was done: 1 file would go or be written anew"]),
+    Case("ledger expire", LEDGER + "expire", Expired({}, {}), {"older_than": {}},
+         ["bodies of 0 settled dead letters", "0 files gone"]),
+    Case("ledger erase --where a=b --reason why", PARKING + "erase", Erased(2, 1, 3),
+         {"where": "a=b", "reason": "why"},
+         ["2 dead letters erased, 1 of them were pending", "3 files with their contents deleted"]),
+    Case("ledger erase --where a=b --reason why", PARKING + "erase",
+         Erased(0, loose_files=1, quarantined=("x", "y"), unfolded=("q/1", "q/2")), {},
+         ["0 dead letters erased", "0 files with", "1 file was left that no version of the table",
+          "rows of 2 epochs are not folded yet", "may have such rows: x", "such rows: y"]),
+    Case("ledger park --letter a --letter b --reason why", PARKING + "park", Parked(1, ("b",)),
+         {"letters": ("a", "b"), "where": None, "note": "why", "resolution": "parked"},
+         ["1 dead letter parked", "b is no pending dead letter of this ledger"], 1),
+    Case("ledger park --where x --reason why --dropped", PARKING + "park", Parked(2),
+         {"letters": (), "where": "x", "resolution": "dropped"}, ["2 dead letters dropped"]),
+    Case("ledger unpark --letter a --reason why", PARKING + "unpark", Parked(0, ("a",)),
+         {"letters": ("a",), "note": "why"},
+         ["0 dead letters unparked", "a is no parked dead letter of this ledger"], 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
+def test_the_work_and_its_result(case: Case, ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = inspect.signature(pkgutil.resolve_name(case.work))
+    calls: list[dict[str, Any]] = []
+
+    def work(*arguments: Any, **named: Any) -> Any:
+        calls.append(signature.bind(*arguments, **named).arguments)
+        return case.result
+
+    monkeypatch.setattr(case.work, work)
+    done = run(case.words, ledger, code=case.code)
+    starting, step, *lines = done.err.splitlines()
+    assert starting == "starting Spark ..." and case.words.startswith(step.removesuffix(" ..."))
+    assert len(lines) == len(case.lines) and not done.out
+    assert all(part in line for part, line in zip(case.lines, lines, strict=True)), lines
+    assert case.wanted.items() <= calls[0].items()
+    if "vacuum" not in case.words:
+        document = run(case.words, ledger, "--json", code=case.code).json()
+        assert str(document).count(":") >= len(case.lines) / 3
+
+
+@pytest.mark.parametrize("command", ["ledger fold", "stream --format rate --checkpoint c -n"])
+def test_flags_of_the_session(
+    command: str, ledger: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session for a ledger is set for small plans, except where the user sets something else."""
+    build = MagicMock(side_effect=LedgerError("enough"))
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", build)
+    words = [*command.split(), *([cluster.name_server, "-t", "t"] if "stream" in command else [])]
+    words += ["-l", ledger, "--master", "local[2]", "--package", "a:b:1", "--package", "c:d:2"]
+    assert cli.main([*words, "--spark-conf", "spark.sql.codegen.wholeStage=true"]) == 1
+    name, more = build.call_args.args[0], build.call_args.kwargs
+    assert f"rocket-sink {command}".startswith(name) and len(name) > len("rocket-sink ")
+    assert (more["master"], more["packages"]) == ("local[2]", ("a:b:1", "c:d:2"))
+    assert more["conf"].pop("spark.sql.codegen.wholeStage") == "true"
+    assert ("-XX:TieredStopAtLevel=1" in str(more["conf"])) is ("stream" not in command)
+
+
+def epoch(number: int, **more: Any) -> Row:
+    facts = {"query_id": "q1", "epoch": number, "halves": 1000, "topics": ["t"], "at": None}
+    return Row(**facts, committed=0, refused=0, open=True, **more)
+
+
+class Committer:
+    """Stands for the committer of a ledger's transactions, and for the checker."""
+
+    rows: ClassVar[list[Row]] = [epoch(4), epoch(5)]
+    made: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, spark: Any, options: SinkOptions, **more: Any) -> None:
+        self.made.clear()
+        self.made.update(more, ledger=options.ledger)
+
+    def open_epochs(self, query_id: str | None) -> list[Row]:
+        return [row for row in self.rows if query_id in (None, row.query_id)]
+
+    def end(self, query_id: str, number: int, *, wait_s: float, **more: Any) -> EndReport:
+        assert wait_s == 60
+        return EndReport(query_id, number, committed=1000, found_stored=number - 4)
+
+    def watch(self, *topics: str) -> None:
+        mark, state = SimpleNamespace(query_id="q1", epoch=4), SimpleNamespace(name="COMMIT")
+        self.made["on_decision"](mark, "ID1", state)
+        self.made["on_end"](EndReport("q1", 4, committed=1, refused=2))
+        assert topics == ("mine", "yours", "of the ledger")
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        self.made["is_closed"] = True
+
+
+@pytest.fixture
+def committer(monkeypatch: pytest.MonkeyPatch) -> type[Committer]:
+    for name in ("TransactionCommitter", "TransactionChecker"):
+        monkeypatch.setattr(f"rocket_sink.spark.transactions.{name}", Committer)
+    frame = MagicMock()
+    frame.orderBy.return_value.head = lambda limit: Committer.rows[:limit]
+    frame.select.return_value.distinct.return_value.collect.return_value = [
+        Row(topics=["of the ledger"])
+    ]
+    monkeypatch.setattr(LEDGER + "transactions", lambda *_, **__: frame)
+    monkeypatch.setattr(LEDGER + "sync", lambda *_: FoldSummary())
+    return Committer
+
+
+def test_open_transactions_are_settled(
+    committer: type[Committer], ledger: str, cluster: FakeCluster
+) -> None:
+    names = ("-n", cluster.name_server)
+    done = run("transactions settle", ledger, *names)
+    assert [line for line in done.err.splitlines() if line.startswith("query ")] == [
+        "query q1 epoch 4: 1,000 messages are visible",
+        "query q1 epoch 5: 1,000 messages are visible, 1 were before",
+    ]
+    assert "settle 2 transactions: 2,000 in " in done.err
+    assert committer.made == {"ordered": True, "ledger": ledger}
+    document = run("transactions settle", ledger, *names, "--json").json()
+    assert [(each["epoch"], each["committed"], each["error"]) for each in document] == [
+        (4, 1000, None), (5, 1000, None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["settle --dry-run", "list --all --limit 2"])
+def test_open_transactions_are_listed(
+    committer: type[Committer], ledger: str, command: str
+) -> None:
+    names = ("-n", "127.0.0.1:1") if "settle" in command else ()
+    done = run(f"transactions {command}", ledger, *names)
+    assert done.out.count("q1") == 2 and done.out.count("1,000") == 2
+    said = "2 transactions of 2,000 messages are open; nothing committed"
+    *_, last = done.err.splitlines()
+    assert last == said if "settle" in command else last.startswith("half messages of attempts")
+    words = shlex.split(f"transactions {command} --json")
+    done = run(" ".join(words), ledger, *names)
+    rows = done.json() if "settle" in command else done.lines()
+    assert [(row["epoch"], row["halves"]) for row in rows] == [(4, 1000), (5, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("settle", "no transaction is open"), ("list", "no transaction is open"),
+     ("list --all", "there are no transactions")],
+)  # fmt: skip
+def test_no_transactions(
+    committer: type[Committer], ledger: str, command: str, text: str, cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(committer, "rows", [])
+    monkeypatch.setattr(LEDGER + "transactions", lambda *_, **__: MagicMock(**NO_ROWS))
+    names = ("-n", cluster.name_server) if command == "settle" else ()
+    assert text in run(f"transactions {command}", ledger, *names).err.splitlines()
+
+
+NO_ROWS = {"orderBy.return_value.head.return_value": []}
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_questions_are_answered_until_ctrl_c(
+    committer: type[Committer], ledger: str, cluster: FakeCluster, form: tuple[str, ...]
+) -> None:
+    words = ("-n", cluster.name_server, "-t", "mine", "-t", "yours", *form)
+    done = run("transactions serve", ledger, *words, code=130)
+    assert committer.made["is_closed"] and committer.made["ordered"]
+    assert f"answering for {ledger}; Ctrl-C ends it" in done.err
+    assert "query q1 epoch 4: 1 message is visible; 2 are lost: their brokers do not" in done.err
+    answer = {"query_id": "q1", "epoch": 4, "message_id": "ID1", "answer": "COMMIT"}
+    if form:
+        assert done.json() == answer
+    else:
+        assert " ".join(f"{name}={value}" for name, value in answer.items()) in done.err
+    run("transactions serve --for 0", ledger, *words)
+
+
+@pytest.mark.parametrize("more", ["--trigger '1 second' --stop-timeout 5", "--batch"])
+@pytest.mark.parametrize("error", [None, "a row cannot be sent"])
+def test_a_stream_is_run_and_reported(
+    ledger: str, cluster: FakeCluster, more: str, error: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run_it = MagicMock(return_value=Report(rows_read=2, epochs=1, seconds=0.5, error=error))
+    finish = MagicMock()
+    is_batch = more == "--batch"
+    monkeypatch.setattr(stream, "run_batch" if is_batch else "run_stream", run_it)
+    monkeypatch.setattr(stream, "finish", finish)
+    place = "" if is_batch else "--checkpoint ck"
+    words = (
+        f"stream --format rate --path p --schema 'a INT' --where a>1 --select x --select y {place} "
+        f"--source-option rows=5=6 --lane datasource -t t -n {cluster.name_server} {more}"
+    )
+    done = run(words, ledger, code=bool(error))
+    assert done.out == "2 rows in 1 micro-batch, 0.5 s, 4.0 rows/s\n"
+    assert done.err.splitlines()[1:] == ([f"rocket-sink: {error}"] if error else [])
+    _, source, sink, lane = run_it.call_args.args
+    assert source == Source("rate", "p", "a INT", {"rows": "5=6"}, "a>1", ("x", "y"))
+    assert sink == {"topic": "t", "ledger": ledger, "nameServer": cluster.name_server}
+    assert lane == "datasource" and finish.call_args.args[1:] == (run_it.return_value, sink)
+    assert is_batch or run_it.call_args.kwargs == {
+        "checkpoint": str(Path("ck").absolute()), "trigger": "1 second", "stop_timeout_s": 5,
+    }  # fmt: skip
+    assert run(words, ledger, "--json", code=bool(error)).json()["error"] == error
