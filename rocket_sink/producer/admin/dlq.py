@@ -4,9 +4,11 @@ After the last delivery attempt a broker moves the message to this topic, and ad
 (`RETRY_TOPIC`) and the first offset id (`ORIGIN_MESSAGE_ID`) to the message's properties
 (AbstractSendMessageProcessor). Dead letters stay in the topic until they expire.
 
-A resent message has the client id of its dead letter, and its counter `ROCKET_SINK_RESENDS` is one
-higher. If the origin topic contains such a message, the dead letter is not sent again. A resent
-message that becomes a dead letter keeps the counter, so the counter also limits resends."""
+A resent message has the client id and the body of its dead letter, and its counter
+`ROCKET_SINK_RESENDS` is one higher. If the origin topic contains such a message, the dead letter is
+not sent again. The id alone would not do: programs may give several messages one id, such as that
+of an order. A resent message that becomes a dead letter keeps the counter, so the counter also
+limits resends."""
 
 from __future__ import annotations
 
@@ -215,16 +217,16 @@ class Resender:
         report.degraded += result.status != "SEND_OK"
         return result
 
-    def _is_done(self, dead_letter: DeadLetter, topic: str) -> bool:
-        if dead_letter.resends >= self.max_resends:
+    def _is_done(self, letter: DeadLetter, topic: str) -> bool:
+        if letter.resends >= self.max_resends:
             self.report.left_alone += 1
             return True
         try:
-            copies = self.admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
+            copies = self.admin.query_by_unique_key(topic, letter.message_id)
         except NoRouteError:
             # A topic without a route contains no resent message, and the send may create it.
             return False
-        if any(resends_of(copy) > dead_letter.resends for copy in copies):
+        if any(c.body == letter.message.body and resends_of(c) > letter.resends for c in copies):
             self.report.already += 1
             return True
         return False
