@@ -1,7 +1,9 @@
 """Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
 
-The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id is its group
-and its offset message id, so the ledger shows a dead letter once, even after several exports."""
+The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id is its
+group, its offset message id and its store time, so the ledger shows a dead letter once, even after
+several exports. A broker that was restored from a backup, or made anew at its address, gives offset
+message ids a second time, but to messages that it stores at another time."""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
     stored = _stored_rows(chunk)
     text = [f"the consumer group {letter.group} gave it up after "
             f"{letter.message.reconsume_times} times" for letter in chunk]  # fmt: skip
-    ids = [f"dlq-{letter.group}-{letter.message.offset_message_id}" for letter in chunk]
+    ids = [f"dlq-{c.group}-{c.message.offset_message_id}-{c.message.store_ms}" for c in chunk]
     return {
         **{name: stored[name] for name in _KEPT},
         "topic": pa.array([letter.origin_topic for letter in chunk], pa.string()),

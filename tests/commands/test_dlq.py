@@ -81,12 +81,16 @@ def test_export_to_files(run: Cli, tmp_path: Path) -> None:
 
 
 def test_export_to_a_ledger_gives_the_same_letters_each_time(run: Cli, tmp_path: Path) -> None:
-    for _ in range(2):
-        run("export", "-g", GROUP, "--ledger", str(tmp_path / "ledger"))
+    """A broker that was made anew at its address has another letter at an old one's place."""
+    with FakeCluster(brokers=1) as anew:
+        anew.create_topic(TOPIC, 1)
+        give_up(anew, 3)
+        for server in ((), (), ("-n", anew.name_server)):
+            run("export", "-g", GROUP, "--ledger", str(tmp_path / "ledger"), *server)
     rows = spool_rows(*(tmp_path / "ledger").rglob("*.arrow"))
     assert {row["kind"] for row in rows} == {DEAD_LETTER}
-    assert len(rows) == 6
-    assert len({row["letter_id"] for row in rows}) == 3
+    assert len(rows) == 7
+    assert len({row["letter_id"] for row in rows}) == 4
     first = next(row for row in rows if row["message_id"] == "ID0")
     assert (first["topic"], first["reason"], first["body"]) == ("orders", "consumer", b"body 0")
     assert (first["keys"], first["tags"], first["flag"]) == (["k0", "all"], "t", 7)
