@@ -36,6 +36,7 @@ from tests.benchmarks.test_curves import points
 MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
            "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
 
+NO_ROOM: Any = SimpleNamespace(make=lambda: None)
 MARKS = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
 
 
@@ -50,15 +51,8 @@ def results(speed: float = 50.0) -> Results:
         "per_s": 1.0, "pause_ms": 1100.0, "failed": 0, "causes": {}, "longest_ms": 900.0,
         "announced": 1, "lost": 0, "doubled": 1, "unannounced": 0,
     }  # fmt: skip
-    return Results(
-        MACHINE,
-        {"repeat": 1},
-        cases,
-        runs,
-        {"Kafka": "no network"},
-        [fault],
-        points("rows", [1, 2]),
-    )
+    absent, scaling = {"Kafka": "no network"}, points("rows", [1, 2])
+    return Results(MACHINE, {"repeat": 1}, cases, runs, absent, [fault], scaling)
 
 
 def shown(made: Results) -> str:
@@ -173,10 +167,9 @@ class Failing(Twice):
 def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
     results, messages = Results(MACHINE, {}), list[str]()
     bad = Failing("bad", warm=warm)
-    room: Any = SimpleNamespace(make=lambda: None)
     subjects = [Twice("one"), bad, Twice("two")]
     results.cases = [subject.case for subject in subjects]
-    measure(subjects, 2, results, messages.append, room)
+    measure(subjects, 2, results, messages.append, NO_ROOM)
     assert [run.case for run in results.runs] == ["one", "two"] * 2
     assert results.failed == {"bad": "no room for it"}
     assert bad.runs == int(warm)
@@ -189,10 +182,9 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
 def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
     """If the brokers are gone, for example, each of 172 cases would wait for them."""
     results = Results(MACHINE, {})
-    room: Any = SimpleNamespace(make=lambda: None)
     bad = [Failing(name, warm=True) for name in "abcdef"]
     with pytest.raises(ValueError, match="no room"):
-        measure([*bad[:2], Twice("one"), *bad[2:]], 1, results, lambda text: None, room)
+        measure([*bad[:2], Twice("one"), *bad[2:]], 1, results, lambda text: None, NO_ROOM)
     assert [run.case for run in results.runs] == ["one"]
     assert list(results.failed) == list("abcde")
 
@@ -206,45 +198,49 @@ def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
                 raise ValueError("its process is gone, too")
 
     results = Results(MACHINE, {})
-    room: Any = SimpleNamespace(make=lambda: None)
     with pytest.raises(ValueError, match="gone"):
-        measure([Interrupted("a"), Twice("b")], 1, results, lambda text: None, room)
+        measure([Interrupted("a"), Twice("b")], 1, results, lambda text: None, NO_ROOM)
     assert not results.failed
 
 
-class TestStopped:
-    """Figures of finished cases are in the file immediately, and stay there after a signal."""
+class TestCommand:
+    """The command's file, output and exit code, with the measuring left out."""
 
     @pytest.fixture(autouse=True)
     def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = tmp_path / "out.json"
-        self.then: Callable[[], None] = lambda: None
+        self.path, self.before = tmp_path / "out.json", tmp_path / "before.json"
+        results().write(self.before)
+        self.now, self.planned = results(), 2
+        self.then: Callable[[Results], Any] = lambda made: None
         self.in_file: list[int] = []
         self.closed = False
-        self.replace = lambda measure: monkeypatch.setattr(command, "_measure", measure)
-        self.replace(self.measure)
+        monkeypatch.setattr(command, "_measure", self.measure)
 
     def measure(self, asked: Any, made: Results) -> None:
-        done = results()
-        made.cases = done.cases
-        made.planned[RUNS] = 3
+        assert made.is_empty
+        made.cases, made.faults, made.planned[RUNS] = self.now.cases, self.now.faults, self.planned
         try:
-            for figures in done.runs:
+            for figures in self.now.runs:
                 made.add(RUNS, figures)
                 self.in_file.append(len(read_results(self.path).runs))
-            self.then()
-            made.add(RUNS, done.runs[0])
+            self.then(made)
         finally:
             self.closed = True
 
     def run(self, *more: str) -> int:
         return main(["--out", str(self.path), *more])
 
+    def compared(self, *more: str) -> int:
+        return self.run("--baseline", str(self.before), *more)
+
+    def stop(self, made: Results) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
     def test_the_file_is_written_after_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.run() == 0
         assert self.in_file == [1, 2]
-        assert "done: 2 of 3 runs" in capsys.readouterr().err
-        assert read_results(self.path).planned == {RUNS: 3}
+        assert "done: 1 of 2 runs" in capsys.readouterr().err
+        assert read_results(self.path).planned == {RUNS: 2}
 
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
@@ -253,7 +249,7 @@ class TestStopped:
         self, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
     ) -> None:
         before = signal.getsignal(number)
-        self.then = lambda: signal.raise_signal(number)
+        self.then, self.planned = lambda made: signal.raise_signal(number), 3
         assert self.run() == code
         assert self.closed
         assert len(read_results(self.path).runs) == 2
@@ -265,14 +261,7 @@ class TestStopped:
     def test_what_is_there_is_shown_although_cases_are_missing(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        done = results()
-
-        def measure(asked: Any, made: Results) -> None:
-            made.cases, made.planned[RUNS] = done.cases, 2
-            made.add(RUNS, done.runs[0])
-            signal.raise_signal(signal.SIGTERM)
-
-        self.replace(measure)
+        self.now.runs, self.then = self.now.runs[:1], self.stop
         html = self.path.with_suffix(".html")
         assert self.run("--html", str(html)) == 143
         assert "not finished: 1 of 2 runs" in capsys.readouterr().out
@@ -280,32 +269,32 @@ class TestStopped:
         with_figures(MARKS, [read_results(self.path)])
 
     def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
-        def twice() -> None:
+        went_on = []
+
+        def twice(made: Results) -> None:
             try:
-                signal.raise_signal(signal.SIGTERM)
+                self.stop(made)
             finally:
-                signal.raise_signal(signal.SIGTERM)
-                self.went_on = True
+                self.stop(made)
+                went_on.append(True)
 
         self.then = twice
         assert self.run() == 143
-        assert self.went_on
+        assert went_on
 
     def test_what_fails_while_closing_does_not_hide_the_signal(self) -> None:
-        def stop() -> None:
+        def stop(made: Results) -> None:
             try:
-                signal.raise_signal(signal.SIGTERM)
+                self.stop(made)
             finally:
                 raise ValueError("the JVM is gone, too")
 
         self.then = stop
         assert self.run() == 143
 
-    def test_a_stopped_run_is_compared_with_nothing(self, tmp_path: Path) -> None:
-        before = tmp_path / "before.json"
-        results().write(before)
-        self.then = lambda: signal.raise_signal(signal.SIGTERM)
-        assert self.run("--baseline", str(before)) == 143
+    def test_a_stopped_run_is_compared_with_nothing(self) -> None:
+        self.then, self.now = self.stop, results(speed=40.0)
+        assert self.compared() == 143
 
     def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -315,71 +304,42 @@ class TestStopped:
         assert "nowhere" in capsys.readouterr().err
         assert not self.closed
 
-
-class TestBaseline:
-    """The command's exit code, with the measuring left out."""
-
-    @pytest.fixture(autouse=True)
-    def baseline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = tmp_path / "before.json"
-        results().write(self.path)
-        self.now = results()
-        monkeypatch.setattr(command, "_measure", self.measure)
-
-    def measure(self, asked: Any, made: Results) -> None:
-        assert made.is_empty
-        for name in ("cases", "runs", "faults"):
-            setattr(made, name, getattr(self.now, name))
-
-    def run(self, *more: str) -> int:
-        return main(["--baseline", str(self.path), *more])
-
     def test_no_change_is_well(self) -> None:
-        assert self.run() == 0
+        assert self.compared() == 0
 
-    def test_a_case_that_failed_exits_1(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def measure(asked: Any, made: Results) -> None:
-            self.measure(asked, made)
-            made.failed["lane"] = "it does not add up"
-
-        monkeypatch.setattr(command, "_measure", measure)
-        assert self.run() == 1
+    def test_a_case_that_failed_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.then = lambda made: made.failed.update(lane="it does not add up")
+        assert self.compared() == 1
         assert "lane failed: it does not add up" in capsys.readouterr().err
 
     def test_a_slower_ratio_exits_1_unless_tolerated(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.now = results(speed=40.0)
-        assert self.run() == 1
+        assert self.compared() == 1
         assert "REGRESS" in capsys.readouterr().out
-        assert self.run("--tolerance", "0.5") == 0
+        assert self.compared("--tolerance", "0.5") == 0
 
     def test_nothing_in_common_is_no_success(self) -> None:
         self.now.cases = self.now.cases[:1]
-        assert self.run() == 1
+        assert self.compared() == 1
 
     def test_json_stays_one_document(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.run("--json") == 0
+        assert self.compared("--json") == 0
         printed: Any = json.loads(capsys.readouterr().out)
         assert len(printed["comparison"]["changes"]) == 2
 
-    def test_a_run_that_fails_keeps_what_it_has(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(asked: Any, made: Results) -> None:
-            self.measure(asked, made)
+    def test_a_run_that_fails_keeps_what_it_has(self) -> None:
+        def fail(made: Results) -> None:
             raise ConfigurationError("no more")
 
-        monkeypatch.setattr(command, "_measure", fail)
-        out = tmp_path / "out.json"
-        assert self.run("--out", str(out)) == 1
-        assert read_results(out).runs == self.now.runs
+        self.then = fail
+        assert self.compared() == 1
+        assert read_results(self.path).runs == self.now.runs
 
     def test_a_broken_promise_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.now.faults[0]["lost"] = 3
-        assert self.run() == 1
+        assert self.compared() == 1
         assert "3 acknowledged messages are lost" in capsys.readouterr().err
 
 
