@@ -21,7 +21,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,10 @@ from typing import Any
 
 import psutil
 
+from rocket_sink.cluster.probe import accepts
 from tests.hosts import world
 from tests.hosts.forwarder import Impairment
+from tests.producer.waiting import until
 
 NETWORK = "10.99.0."
 GATEWAY = f"{NETWORK}1"
@@ -266,14 +267,8 @@ class Host:
 
 def await_port(address: str, port: int, timeout_s: float = 60) -> None:
     """Wait until a process listens at the port."""
-    until_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=2).close()
-            return
-        except OSError:
-            assert time.monotonic() < until_s, f"nothing listens at {address}:{port}"
-            time.sleep(0.1)
+    place = f"{address}:{port}"
+    until(lambda: accepts(place), timeout_s, 0.1, f"nothing listens at {place}")
 
 
 def _ip(*arguments: str) -> None:

@@ -24,6 +24,7 @@ from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
 from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, run_command
 from tests.hosts.standalone import page as standalone
+from tests.producer.waiting import until
 from tests.soak import page as soak
 
 RESULTS = Path("conf/clusters.json")
@@ -87,7 +88,11 @@ class Replicas:
 
     def await_routes(self, topic: str) -> None:
         """Wait until all masters are in the route."""
-        _until(lambda: set(self.masters(topic)) == set(self.masters()), f"no route of {topic}")
+
+        def is_complete() -> bool:
+            return set(self.masters(topic)) == set(self.masters())
+
+        until(is_complete, _READY_S, 0.2, f"no route of {topic}")
 
     def masters(self, topic: str = "") -> dict[str, str]:
         """Return the addresses of the masters by broker name, of a topic's route or of all."""
@@ -116,7 +121,7 @@ class Replicas:
                 return False
             return True
 
-        _until(stores, f"no masters of {names}")
+        until(stores, _READY_S, 0.2, f"no masters of {names}")
 
     # --- faults -----------------------------------------------------------------------------
 
@@ -140,18 +145,13 @@ class _Watch:
     """A watch that notes the time at which a condition becomes true."""
 
     def __init__(self, check: Callable[[], bool]) -> None:
-        self._check = check
         self._found_ms = 0
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._look, args=(check,), daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
-        until_s = time.monotonic() + _ROUTED_S
-        while time.monotonic() < until_s:
-            if self._check():
-                self._found_ms = time.time_ns() // 1_000_000
-                return
-            time.sleep(0.05)
+    def _look(self, check: Callable[[], bool]) -> None:
+        until(check, _ROUTED_S, 0.05)
+        self._found_ms = time.time_ns() // 1_000_000
 
     def at_ms(self) -> int:
         self._thread.join()
@@ -169,7 +169,7 @@ class Slaves(Replicas):
             self._replica(name, name, brokerRole="SYNC_MASTER", **both)
             self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **both)
         self.await_masters("broker-a", "broker-b")
-        _until(self._copied, "the slaves do not follow")
+        until(self._copied, _READY_S, 0.2, "the slaves do not follow")
 
     def _copied(self) -> bool:
         with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
@@ -227,7 +227,7 @@ class Controlled(Replicas):
                 return False
             return states.partition("#NotInSyncReplica")[0].count("InSyncReplica:") == 2
 
-        _until(both, "the replicas do not come into sync")
+        until(both, _READY_S, 0.2, "the replicas do not come into sync")
 
     def make_topic(self, topic: str) -> None:
         self.await_sync()
@@ -409,13 +409,6 @@ def play(
                 yield run.play(case)
             run.end()
             field.close()
-
-
-def _until(check: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + _READY_S
-    while not check():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from rocket_sink.producer.producer import Producer
 
 
-def until(condition: Callable[[], object], timeout_s: float = 120.0, poll_s: float = 0.001) -> None:
-    """Check the condition again and again; fail when the time is over."""
+def until(
+    condition: Callable[[], object], timeout_s: float = 120.0, poll_s: float = 0.001,
+    failure: str = "it did not happen in time",
+) -> None:  # fmt: skip
+    """Check the condition again and again; fail with this text when the time is over."""
     end_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
+        assert time.monotonic() < end_s, failure
         time.sleep(poll_s)
 
 

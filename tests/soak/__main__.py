@@ -31,7 +31,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--rate", type=int, default=240, help="rows/s of all lanes together")
     parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
-    parser.add_argument("--one-host", action="store_true", help="all on loopback, without networks")
     parser.add_argument("--page", action="store_true", help="write docs/clusters.md, and no more")
     parser.add_argument("--samples", type=Path, help="keep all samples, as lines of JSON")
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
@@ -42,15 +41,14 @@ def main() -> int:
     if not args.inside:
         fetch_generations()
         fetch_packages()
-        lacks = "--one-host" if args.one_host else world.missing()
-        if lacks:
-            print(f"no network faults: {lacks}", file=sys.stderr, flush=True)
+        if lacks := world.missing():
+            parser.error(f"no hosts can be made here: {lacks}")
         for path in (args.out, args.samples):
-            if not lacks and path and path.resolve().parts[1] in ("tmp", "run"):
+            if path and path.resolve().parts[1] in ("tmp", "run"):
                 parser.error(
                     f"{path}: hosts have a /tmp and a /run of their own, which end with them"
                 )
-        return _in_session(["--seed", str(args.seed)], hosts=not lacks)
+        return _in_session(["--seed", str(args.seed)])
     seconds = (args.minutes * 60) if args.minutes else args.hours * 3600
     terms = Terms(seconds, args.seed, args.rate, args.out, args.samples)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-soak-") as folder:
@@ -60,14 +58,15 @@ def main() -> int:
         return int(bool(soak.play()["broken"]))
 
 
-def _in_session(more: list[str], *, hosts: bool) -> int:
+def _in_session(more: list[str]) -> int:
     """Run the soak in a session of its own: Ctrl-C reaches this process alone, which passes it on.
 
     Brokers and drivers go on running, so that the soak can end them in order.
     """
     inner = [sys.executable, "-m", "tests.soak", *sys.argv[1:], *more, _INSIDE]
-    command = world.command(inner) if hosts else inner
-    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        world.command(inner), start_new_session=True, stdin=subprocess.DEVNULL
+    )
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(psutil.Error):

@@ -13,10 +13,10 @@ from tests.soak.place import Place
 from tests.soak.spark import Spark
 
 _READY_S = 300
-NETWORK = ("drop", "latency", "loss")
+_NETWORK = ("drop", "latency", "loss")
 KINDS = (
     "broker killed", "broker frozen", "workers killed", "executor killed", "driver killed",
-    *NETWORK,
+    *_NETWORK,
 )  # fmt: skip
 
 
@@ -59,15 +59,14 @@ class Fault:
         return 0.05 + 0.25 * self.strength
 
 
-def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[Fault]:
+def draw(seed: int, *, quiet_s: tuple[float, float]) -> Iterator[Fault]:
     """Yield faults without end: all kinds in a random order, again and again.
 
     A driver dies only in every third round: growth shows only in drivers that live long.
     """
     rng = random.Random(seed)
-    all_kinds = [kind for kind in KINDS if network or kind not in NETWORK]
     for number in itertools.count():
-        kinds = [kind for kind in all_kinds if kind != "driver killed" or number % 3 == 0]
+        kinds = [kind for kind in KINDS if kind != "driver killed" or number % 3 == 0]
         for kind in rng.sample(kinds, len(kinds)):
             yield Fault(
                 kind, rng.randrange(2), rng.uniform(4, 15), rng.random(), rng.uniform(*quiet_s)
@@ -76,7 +75,7 @@ def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[
 
 def apply(fault: Fault, place: Place, spark: Spark) -> None:
     """Apply a fault; return when it is over."""
-    if fault.kind in NETWORK:
+    if fault.kind in _NETWORK:
         impairment = {
             "drop": {"loss_in": 1.0, "loss_out": 1.0},
             "latency": {"delay_ms": fault.latency_ms},
@@ -102,18 +101,6 @@ def apply(fault: Fault, place: Place, spark: Spark) -> None:
             broker.freeze()
             time.sleep(fault.seconds)
             broker.thaw()
-
-
-def repair(place: Place, spark: Spark) -> None:
-    """Bring brokers and driver back after a fault that could not be applied."""
-    for broker in place.brokers:
-        if broker.alive:
-            broker.thaw()
-        else:
-            broker.spawn()
-        broker.wait_ready(_READY_S)
-    if not spark.alive:
-        spark.start()
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -12,9 +12,9 @@ RESULTS = Path("conf/soak.json")
 _SECTION = """
 ## Hours under random faults
 
-Streams of three lanes for {duration}, {rate:.0f} rows/s in all, on {places}; Spark with two
-executors and RocketMQ {version} with two brokers. Faults are drawn from a seed, with quiet between
-them: brokers killed and frozen, {network}Python workers,
+Streams of three lanes for {duration}, {rate:.0f} rows/s in all, on hosts of their own; Spark with
+two executors and RocketMQ {version} with two brokers. Faults are drawn from a seed, with quiet
+between them: brokers killed and frozen, packets dropped, delayed and lost, Python workers,
 executors and drivers killed; a driver is started again from its checkpoint. Half way through,
 `rocket-sink ledger optimize` and `vacuum` run beside the streams. All that is stored is read by the
 official Java client. Made by `python -m tests.soak` (seed {seed}, {ended}).
@@ -42,8 +42,6 @@ def section(results: Mapping[str, Any]) -> str:
     backs = [fault["back_s"] for fault in results["faults"] if fault["back_s"] is not None]
     head = _SECTION.format(
         duration=_duration(results["elapsed_s"]), rate=results["rate"],
-        places="hosts of their own" if results["hosts"] else "one host",
-        network="packets dropped, delayed and lost, " if results["hosts"] else "",
         version=results["version"], seed=results["seed"], ended=results["ended"],
         faults=", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())) or "none",
         back=f"{min(backs):.0f} to {max(backs):.0f} s" if backs else "at once",

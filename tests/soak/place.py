@@ -1,23 +1,18 @@
-"""The place of a soak: brokers and Spark on hosts of their own, or all on loopback.
-
-On loopback there are no network faults.
-"""
+"""The place of a soak: brokers and Spark on hosts of their own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyspark
 
-from rocket_sink.cluster import DEFAULT_VERSION, Broker, LocalCluster
 from rocket_sink.java import find_java
-from tests.hosts import nodes, world
-from tests.hosts.bed import Bed, Host
+from tests.hosts import nodes
+from tests.hosts.bed import Bed
 
 _READY_S = 240
 
@@ -27,24 +22,13 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._closing = ExitStack()
-        self._hosts: list[Host] = []
-        self._spark: Host | None = None
-        if world.inside():
-            self._start_on_hosts(self._closing.enter_context(Bed()))
-        else:
-            cluster = self._closing.enter_context(LocalCluster(version=DEFAULT_VERSION))
-            self.name_server, self.brokers = cluster.name_server, cluster.brokers
-
-    def _start_on_hosts(self, bed: Bed) -> None:
-        server = nodes.name_server(bed.host("names"))
+        self._bed = Bed()
+        server = nodes.name_server(self._bed.host("names"))
         server.wait_ready(_READY_S)
         self.name_server = server.address
-        self._hosts = [bed.host("broker-a"), bed.host("broker-b")]
-        self._spark = bed.host("spark")
-        self.brokers: list[Broker] = [
-            nodes.broker(host, host.name, [server.address]) for host in self._hosts
-        ]
+        self._hosts = [self._bed.host("broker-a"), self._bed.host("broker-b")]
+        self._spark = self._bed.host("spark")
+        self.brokers = [nodes.broker(host, host.name, [server.address]) for host in self._hosts]
         for broker in self.brokers:
             broker.wait_ready(_READY_S)
 
@@ -52,11 +36,7 @@ class Place:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._closing.close()
-
-    @property
-    def has_hosts(self) -> bool:
-        return bool(self._hosts)
+        self._bed.close()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -65,7 +45,7 @@ class Place:
 
     @property
     def spark_address(self) -> str:
-        return self._spark.address if self._spark else "127.0.0.1"
+        return self._spark.address
 
     def impair(self, broker: int, **what: Any) -> None:
         """Break a broker's cable; the fields are those of `tests.hosts.forwarder.Impairment`."""
@@ -77,7 +57,7 @@ class Place:
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Run a command where Spark runs; its process ids are valid here too."""
         home, java = _spark_home(self._folder), find_java()
-        prefix = self._spark.prefix(own_pids=False) if self._spark else []
+        prefix = self._spark.prefix(own_pids=False)
         environ = {
             **os.environ, "PYTHONPATH": os.getcwd(), "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": self.spark_address, "SPARK_LOCAL_DIRS": str(self._folder / "spark"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.producer.admin.admin import Admin
+from tests.clusters import repair
 from tests.crash import ledger_log
 from tests.crash.files import write_whole
 from tests.crash.judge import Accounts, Epoch, judge
@@ -68,7 +69,6 @@ class Soak:
         self._unread: list[str] = []
         self._lanes: dict[str, dict[str, Any]] = {}
         self._ended = "not ended"
-        self._has_hosts = False
         self._fed = 0
 
     def stop(self) -> None:
@@ -94,7 +94,6 @@ class Soak:
         self._say(f"seed {self._terms.seed}, {self._terms.seconds / 60:.0f} minutes")
         try:
             with Place(self._folder) as place:
-                self._has_hosts = place.has_hosts
                 self._play(place)
         except Exception:
             self._wrong(f"the soak itself: {traceback.format_exc()[-3000:]}")
@@ -148,8 +147,7 @@ class Soak:
         end_s = self._elapsed_s + self._terms.seconds
         half_s, maintained = self._elapsed_s + self._terms.seconds / 2, False
         self._await_covered(spark, "the start")
-        drawn = faults.draw(self._terms.seed, network=place.has_hosts, quiet_s=_QUIET_S)
-        for fault in drawn:
+        for fault in faults.draw(self._terms.seed, quiet_s=_QUIET_S):
             # The last fault leaves time to recover.
             if self._elapsed_s + fault.quiet_s + 60 > end_s or self._stopped.wait(fault.quiet_s):
                 break
@@ -168,7 +166,9 @@ class Soak:
                 faults.apply(fault, place, spark)
             except Exception:
                 self._wrong(f"{fault}: {traceback.format_exc()[-2000:]}")
-                faults.repair(place, spark)
+                repair(place)
+                if not spark.alive:
+                    spark.start()
             over_s = self._elapsed_s
             if self._await_covered(spark, str(fault)):
                 record["back_s"] = round(self._elapsed_s - over_s, 1)
@@ -332,7 +332,7 @@ class Soak:
         judged = flat.judge(self._samples, self._elapsed_s) if self._samples else []
         return {
             "version": DEFAULT_VERSION, "seed": self._terms.seed, "rate": self._terms.rate,
-            "hosts": self._has_hosts, "elapsed_s": round(self._elapsed_s), "ended": self._ended,
+            "elapsed_s": round(self._elapsed_s), "ended": self._ended,
             "sample_s": _SAMPLE_S, "broken": self._broken, "faults": self._faults,
             "lanes": self._lanes or self._so_far(), "flat": flat.as_rows(judged),
         }  # fmt: skip

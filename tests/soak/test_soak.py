@@ -65,12 +65,11 @@ def test_the_table_may_grow() -> None:
 
 
 def test_a_seed_gives_the_same_faults() -> None:
-    def drawn(seed: int, *, network: bool = True) -> list[faults.Fault]:
-        return list(itertools.islice(faults.draw(seed, network=network, quiet_s=(1, 2)), 8))
+    def drawn(seed: int) -> list[faults.Fault]:
+        return list(itertools.islice(faults.draw(seed, quiet_s=(1, 2)), 8))
 
     assert drawn(7) == drawn(7) != drawn(8)
     assert {fault.kind for fault in drawn(7)} == set(faults.KINDS)
-    assert not {fault.kind for fault in drawn(7, network=False)} & set(faults.NETWORK)
     assert all(str(fault) for fault in drawn(7))
 
 
@@ -137,7 +136,7 @@ def test_the_page_says_what_was_broken() -> None:
     fault = {"kind": "loss", "back_s": 4.2}
     row = dict.fromkeys(("rows", "epochs", "lost"), 1)
     results: dict[str, Any] = {
-        "version": "5.5.0", "seed": 1, "rate": 10, "hosts": True, "elapsed_s": 7200,
+        "version": "5.5.0", "seed": 1, "rate": 10, "elapsed_s": 7200,
         "ended": "run to its end", "sample_s": 15, "faults": [fault],
         "lanes": {"foreach": {**row, "delivery": "at_least_once", "ordering": "strict"}},
         "flat": flat.as_rows([_judged(lambda age_s: 50 + age_s / 60)]),

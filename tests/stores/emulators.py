@@ -11,12 +11,10 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +28,9 @@ from platformdirs import user_cache_path
 
 from benchmarks.ports import free_port
 from rocket_sink.cluster.jars import Artifact, locked_module, only_one, run_ivy
+from rocket_sink.cluster.probe import accepts
 from rocket_sink.java import find_java
+from tests.producer.waiting import until
 from tests.stores.server import (
     AZURE_ACCOUNT,
     AZURE_HOST,
@@ -258,13 +258,8 @@ def _service_account(endpoint: str) -> dict[str, Any]:
 
 def _started(port: int, *command: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return process
-        time.sleep(0.1)
-    raise AssertionError(f"{command[0]} did not start: {process.poll()}")
+    until(lambda: accepts(f"127.0.0.1:{port}"), poll_s=0.1, failure=f"no start of {command[0]}")
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pyspark
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from rocket_sink.cluster.conf import Secrets
 from rocket_sink.errors import NameServerUnavailableError, UnknownOutcomeError
@@ -104,17 +105,14 @@ class Standalone:
     def admin(self) -> Admin:
         return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
 
+    @retry(
+        stop=stop_after_delay(_PATIENCE_S), wait=wait_fixed(0.3), reraise=True,
+        retry=retry_if_exception_type((NameServerUnavailableError, UnknownOutcomeError)),
+    )  # fmt: skip
     def stored(self, topic: str) -> int:
         """Count the messages of a topic. Ask again while a busy machine does not answer."""
-        until_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                with self.admin() as tool:
-                    return tool.count(topic)
-            except (NameServerUnavailableError, UnknownOutcomeError):
-                if time.monotonic() > until_s:
-                    raise
-            time.sleep(0.3)
+        with self.admin() as tool:
+            return tool.count(topic)
 
     def _spark(self, host: Host, role: str, *arguments: str) -> None:
         """Start a daemon like sbin/start-master.sh or -worker.sh, which PyPI's package lacks."""
