@@ -274,7 +274,9 @@ def test_metrics_are_the_sums(tmp_path: Path) -> None:
     }  # fmt: skip
     assert values["rocket_sink.dead_letters.pending"] == {("transport",): 5}
     assert values["rocket_sink.rows.superseded"] == {(): 3}
-    assert values["rocket_sink.send.latency"]["broker-a", "0.5"] == pytest.approx(0.002, rel=0.02)
+    latencies = values["rocket_sink.send.latency"]
+    assert latencies["broker-a", "0.5"] == pytest.approx(0.002, rel=0.02)
+    assert {of for broker, of in latencies if broker == "broker-a"} == {"0.5", "0.95", "0.99"}
 
 
 def test_rows_are_counted_from_zero_on(tmp_path: Path) -> None:

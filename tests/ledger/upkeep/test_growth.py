@@ -5,6 +5,7 @@ import dataclasses
 import datetime as dt
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,11 +51,13 @@ def test_files_and_log_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(growth_module, "_CLEAN_UP_COMMITS", 10)
     growth = Growth(str(tmp_path / "ledger"), 0.001)
     growth.grow()
+    stale = tmp_path / "ledger" / "_delta_log" / "._last_checkpoint.crc"
+    stale.touch()  # Spark's Delta would take delta-rs's checkpoint for damaged.
     pinned = DeltaTable(growth.place.root).to_pyarrow_dataset().count_rows()
     for _ in range(2 * EPOCHS):
         growth.grow()
     folder = tmp_path / "ledger"
-    assert pinned == len(growth.template)
+    assert pinned == len(growth.template) and not stale.exists()
     assert len(DeltaTable(folder).file_uris()) < 40
     assert len(list(folder.glob("kind=*/*"))) < 120
     assert len(list((folder / "_delta_log").glob("*.json"))) < EPOCHS
@@ -78,8 +81,10 @@ def test_a_stream_that_stopped_finds_each_commit_and_its_files(
     assert read == list(range(2 * EPOCHS))
     checkpoints = sorted(Path(growth.place.root, "_delta_log").glob("*.checkpoint.parquet"))
     assert len(pq.read_table(checkpoints[-1])["remove"].drop_null()) < EPOCHS / 2
-    old_blocks = [int(path.name[:20]) // 30 for path in checkpoints][: -2 * 30 // 10]
-    assert old_blocks == [0, 1] and DeltaTable(growth.place.root, version=55).version() == 55
+    versions = [int(path.name[:20]) for path in checkpoints]
+    assert [version // 30 for version in versions[:-5]] == [0, 1, 2]
+    assert {later - earlier for earlier, later in pairwise(versions[-5:])} == {10}
+    assert DeltaTable(growth.place.root, version=55).version() == 55
 
 
 @pytest.mark.parametrize("name", ["kind=send/../../../outside.parquet", "_spool/q-x/0/x.arrow"])
@@ -195,6 +200,10 @@ def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth: Growth) -> 
     version = DeltaTable(growth.place.root).version()
     growth.grow()
     assert settled_since(growth.place, version) == set()
-    Path(growth.place.root, "_delta_log", f"{version:020}.json").unlink()
+    log = Path(growth.place.root, "_delta_log")
+    (log / f"{version + 1:020}.json").write_text("{")
+    with pytest.raises(LedgerError, match=f"cannot read what was settled .* version {version}: "):
+        settled_since(growth.place, version)
+    (log / f"{version:020}.json").unlink()
     with pytest.raises(LedgerError, match="no longer reaches back"):
         settled_since(growth.place, version)
