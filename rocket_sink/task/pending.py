@@ -21,7 +21,6 @@ from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY, UNIQ_KEY, deco
 
 _HEAD: Final = struct.Struct(">iiiii")
 """A message's head: size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
-_SHORT: Final = struct.Struct(">h")
 
 
 class Piece(NamedTuple):
@@ -69,9 +68,8 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
     raw = piece.data.slice(start, end - start).to_pybytes()
     _total, _magic, _crc, flag, body_length = _HEAD.unpack_from(raw)
     body_end = _HEAD.size + body_length
-    (properties_length,) = _SHORT.unpack_from(raw, body_end)
-    text = raw[body_end + 2 : body_end + 2 + properties_length].decode()
-    return DecodedMessage(raw[_HEAD.size : body_end], flag, text)
+    # The properties end a message, behind their length in two bytes.
+    return DecodedMessage(raw[_HEAD.size : body_end], flag, raw[body_end + 2 :].decode())
 
 
 class SingleColumns(NamedTuple):

@@ -82,11 +82,14 @@ def test_what_the_topic_does_not_take_is_in_the_ledger(
     refuse(cluster, "t")
     refuse(cluster, "dead")
     with caplog.at_level(logging.WARNING):
-        summary = send(cluster, tmp_path, {"body": [b"x", b"y"]})
-    assert (summary.dead, cluster.messages("dead")) == (2, [])
+        summary = send(cluster, tmp_path, {"body": [b"x", b"y", None]})
+        assert "3 of 3 dead letters are not in the topic dead" in caplog.text
+        assert (summary.dead, cluster.messages("dead")) == (3, [])
+        cluster.behave()
+        send(cluster, tmp_path / "2", {"body": [b"", b"y\x00", None]}, maxMessageSize=1)
+    assert "2 of 3 dead letters are not in the topic dead" in caplog.text
     rows = spooled(tmp_path)
-    assert sum(row["kind"] == "dead_letter" for row in rows) == 2
-    assert "2 of 2 dead letters are not in the topic dead" in caplog.text
+    assert sum(row["kind"] == "dead_letter" for row in rows) == 3
     refused = [row for row in rows if row["kind"] == "send" and row["topic"] == "dead"]
     assert refused and {row["outcome"] for row in refused} == {"rejected"}
 
@@ -99,7 +102,8 @@ def test_a_hopeless_topic_is_left_alone(
     refuse(cluster, "t")
     refuse(cluster, "dead", every=every)
     columns = {"body": [str(i).encode() for i in range(600)]}
-    send(cluster, tmp_path, columns, requestMaxMessages=10, backPressureForAsyncSendNum=20)
+    options = {"requestMaxMessages": 10, "backPressureForAsyncSendNum": 20}
+    send(cluster, tmp_path, columns, sendMsgTimeout=60_000, **options)
     tried = [r for r in cluster.requests() if (r.ext or {}).get("b") == "dead"]
     assert least <= len(tried) <= most
 

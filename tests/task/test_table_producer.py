@@ -54,14 +54,11 @@ def test_every_row_is_stored_once(cluster: FakeCluster, make: Callable[..., Tabl
 @pytest.mark.parametrize(
     "form",
     [
-        lambda t: t,
-        lambda t: t.to_batches(100),
-        lambda t: t.to_reader(100),
-        lambda t: t.combine_chunks().to_batches()[0],
-        lambda t: Exported(t),
+        lambda t: t, lambda t: t.to_batches(100), lambda t: t.to_reader(100),
+        lambda t: t.combine_chunks().to_batches()[0], lambda t: Exported(t),
         lambda t: (batch for batch in t.to_batches(7)),
     ],
-)
+)  # fmt: skip
 def test_tables_in_any_form(
     cluster: FakeCluster, make: Callable[..., TableProducer], form: Any
 ) -> None:

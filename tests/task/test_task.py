@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import tempfile
 import time
@@ -29,23 +28,28 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing import sharding
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.encode import parts_of
-from rocket_sink.task.pending import decode_message
+from rocket_sink.task.pending import SpillState, decode_message
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
-from rocket_sink.task.totals import WriteSummary
+from rocket_sink.task.totals import COUNTS, WriteSummary
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.task.stub_engine import StubEngine, publish_info
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
+COLUMN_TYPES = {name: LEDGER_SCHEMA.field(name).type for name in (
+    "flag", "properties", "delay_level", "delay_ms", "delivery_timestamp", "priority",
+    "lite_topic", "queue_id", "broker_name", "sharding_key",
+)}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -382,8 +386,11 @@ class TestRefusedRows:
     def test_an_unknown_topic_of_the_option_is_everybodys(self) -> None:
         engine = StubEngine()
         engine.unknown_topics = {"t"}
+        run = Run(engine).feed(body=[b""])  # No row needs a route.
         with pytest.raises(NoRouteError):
-            Run(engine).feed(body=bodies(3))
+            run.feed(body=bodies(3))
+        run.body.abort()  # type: ignore[union-attr]
+        assert [row["error_code"] for row in run.kind("send")] == ["NO_ROUTE"]
 
 
 class TestFailures:
@@ -399,10 +406,25 @@ class TestFailures:
         assert [row["body"] for row in run.letters] == lost
         assert sorted(engine.bodies() + lost) == bodies(200)
         letter = run.letters[0]
-        assert (letter["tags"], letter["sharding_key"]) == ("T", keys[bodies(200).index(lost[0])])
         assert letter["reason"] == "transport" and letter["last_error_code"] == "CONNECT"
         assert (letter["attempts"], letter["last_broker_name"]) == (1, "x")
         assert run.summary.dead == len(lost) and run.summary.acked == 200 - len(lost)
+
+    @pytest.mark.parametrize(
+        "special",
+        [{"delay_level": 3}, {"delay_ms": 60_000}, {"delivery_timestamp": 4_000_000_000_000},
+         {"priority": 3}, {"lite_topic": "l"}, {"sharding_key": "s", "wait_store": False},
+         {"queue_id": 2, "broker_name": "b", "wait_store": True}],
+    )  # fmt: skip
+    def test_a_letter_has_all_columns_of_its_row(self, special: dict[str, Any]) -> None:
+        row = {"body": b"x", "tags": "T", "keys": ["k1", "k2"], "message_id": "mine", "flag": 7}
+        row |= {"properties": [("colour", "red")], **special}
+        columns = {name: pa.array([value], COLUMN_TYPES.get(name)) for name, value in row.items()}
+        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        (letter,) = Run(engine).feed(**columns).finish().letters
+        expected = {"wait_store": True, "last_broker_name": row.get("broker_name"), **row}
+        names = {*expected, *COLUMN_TYPES}
+        assert {n: letter[n] for n in names} == {n: expected.get(n) for n in names}
 
     def test_unknown_is_its_own_account(self) -> None:
         run = (
@@ -469,8 +491,11 @@ class TestFailures:
     )
     def test_error_budgets(self, options: dict[str, Any], text: str) -> None:
         run = Run(StubEngine(lambda r, q: BrokerBusyError("busy")), **options)
-        with pytest.raises(DeliveryError, match=text):
+        with pytest.raises(DeliveryError, match=text) as caught:
             run.feed(body=bodies(5)).finish()
+        zeros = dict.fromkeys(("acked", "degraded", "unknown", "filtered"), 0)
+        counts = {"rows_in": 5, "dead": 5, **zeros}
+        assert caught.value.facts == {"counts": counts, "first_error": "busy"}
 
     @pytest.mark.parametrize("budget", [29, "29%"])
     def test_a_budget_that_is_just_kept(self, budget: int | str) -> None:
@@ -670,6 +695,8 @@ class TestStrict:
         engine.stuck = False
         run.finish()
         assert [b[:5] for b in engine.bodies(home(engine, "k1"))] == bodies(4000)
+        assert overflow._in_memory == 0 and overflow._file is None
+        assert {request.token.parked for request in engine.requests} == {SpillState.NOT}
 
     def test_input_waits_for_queues_that_answer(self) -> None:
         engine = StubEngine()
@@ -808,7 +835,8 @@ class TestMoves:
         homes = {key: home(engine, key) for key in keys}
         Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
         engine.spans = [("a", 8), ("b", 4)]
-        later = Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
+        later = Run(engine, **settings).feed(body=bodies(40), sharding_key=keys)
+        later.feed(body=bodies(40), sharding_key=keys).finish()
         for queue, messages in engine.stored.items():
             assert {homes[m.property("__SHARDINGKEY") or ""] for m in messages} == {queue}
         assert later.summary.moved_keys == 0
@@ -824,6 +852,8 @@ class TestMoves:
         engine.spans = [("a", 8), ("b", 4)]
         Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
         assert any(queue.queue_id > 3 for queue in engine.stored)
+        settings["onRouteChange"] = "fail"  # The query has the new queues now.
+        Run(engine, **{**settings, "ordering": "strict"}).feed(body=[b"x"], sharding_key=["k"])
 
     def test_strict_keys_stay(self) -> None:
         engine = StubEngine()
@@ -952,11 +982,24 @@ def test_a_slice_is_measured_by_its_own_rows(kind):
 
 
 def test_a_summary_shows_no_rate_below_a_row_per_second():
-    counts = {"rows_in": 1, "acked": 1}
-    facts = {f.name: 0 for f in dataclasses.fields(WriteSummary)} | counts
-    facts |= {"query_id": "q", "ledger": "", "first_error": ""}
+    facts = {"query_id": "q", "ledger": "", "rows_in": 1, "acked": 1}
     times = [
-        dict(WriteSummary(**{**facts, "duration_s": seconds}).lines())["time"]
-        for seconds in (71.9, 0.5, 0.0)
+        dict(WriteSummary(**facts, duration_s=seconds).lines())["time"]
+        for seconds in (71.9, 1.0, 0.5, 0.0)
     ]
-    assert times == ["71.9 s", "0.5 s  2 rows/s", "0.0 s"]
+    assert times == ["71.9 s", "1.0 s  1 rows/s", "0.5 s  2 rows/s", "0.0 s"]
+
+
+def test_a_summary_names_what_happened() -> None:
+    counts = {**dict.fromkeys(COUNTS, 0), "rows_in": 2000, "acked": 1500, "dead": 400}
+    counts |= {"unknown": 100, "first_error": "no\x1bway"}
+    summary = WriteSummary.of(counts, query_id="q", ledger="/l", duration_s=4.0, is_repeated=True)
+    assert summary.adds_up and not summary.all_delivered
+    assert str(summary).splitlines() == [
+        "500 of 2,000 rows not delivered", "  rows in                        2,000",
+        "  acknowledged                   1,500", "  dead letters                   400",
+        "  dead letters, outcome unknown  100",
+        "  time                           4.0 s  500 rows/s",
+        "  first error                    no\\x1bway", "  ledger                         /l",
+        "  repeated                       nothing was sent again: an earlier write was complete",
+    ]  # fmt: skip

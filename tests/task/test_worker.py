@@ -19,11 +19,7 @@ from tests.ledger.values import spool_rows
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
-PATIENT = {
-    "sendMsgTimeout": 60_000,
-    "suspectAfterMs": 60_000,
-    "faultTable": "60s:1s",
-}
+PATIENT = {"sendMsgTimeout": 60_000, "suspectAfterMs": 60_000, "faultTable": "60s:1s"}
 """Options by which no broker looks slow on a busy machine: best_effort would move keys then."""
 
 
@@ -32,24 +28,17 @@ def spooled(ledger: Path) -> list[dict[str, Any]]:
 
 
 def send(
-    cluster: FakeCluster,
-    path: Path,
-    pool: ProducerPool,
-    *,
-    again: bool = False,
-    query: str = "",
+    cluster: FakeCluster, path: Path, pool: ProducerPool, *, again: bool = False, query: str = "",
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     count = options.pop("count", 2000)
     settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
     parsed = SinkOptions.parse(settings)
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "body": [f"{i:06d}".encode() for i in range(count)],
-            "sharding_key": [f"k{i % 50}" for i in range(count)],
-            "tags": ["a"] * count,
-        }
-    )
+    batch = pa.RecordBatch.from_pydict({
+        "body": [f"{i:06d}".encode() for i in range(count)],
+        "sharding_key": [f"k{i % 50}" for i in range(count)],
+        "tags": ["a"] * count,
+    })  # fmt: skip
     plan = resolve_columns(batch.schema, parsed)
     run = TaskRunner(parsed, CTX, pool=pool, again=again, streaming_query=query)
     try:
@@ -155,6 +144,17 @@ def test_rows_that_may_be_stored_already_are_counted(
     send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
     (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
     assert (account["acked"], account["duplicates_possible"]) == (20, possible)
+
+
+def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
+) -> None:
+    once = {"delivery": "effectively_once", "count": 10}
+    send(cluster, tmp_path, pool, **once)
+    send(cluster, tmp_path, pool, **once)
+    with pytest.raises(CheckpointError, match="otherwise: json_nulls was drop, is keep, namespace"):
+        send(cluster, tmp_path, pool, jsonNulls="keep", namespace="n", **once)
+    assert len(cluster.messages("t")) == 10
 
 
 def test_an_app_id_of_another_query_sends_nothing(

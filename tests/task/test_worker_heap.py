@@ -58,12 +58,8 @@ def test_workers_are_known_by_their_main_module(spark: Any) -> None:
 def test_planning_and_committing_import_little() -> None:
     """Spark plans and commits a stream's data source in processes that do nothing else."""
     heavy = [
-        "numpy",
-        "pyarrow.compute",
-        "pyarrow.fs",
-        "rocket_sink.producer.engine.engine",
-        "tenacity",
-    ]
+        "numpy", "pyarrow.compute", "pyarrow.fs", "rocket_sink.producer.engine.engine", "tenacity",
+    ]  # fmt: skip
     code = f"""
 import sys
 import pyarrow
