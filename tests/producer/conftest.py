@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +20,23 @@ cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture
-def make_engine(cluster: FakeCluster, closing: Any) -> Callable[..., SendEngine]:
+def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
+    """Make engines that are closed at the test's end, and must then count nothing as open."""
+    engines: list[SendEngine] = []
+
     def make(
         shared: Any = None, rng: Any = None, clock: Any = time.monotonic, **options: Any
     ) -> SendEngine:
         parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
-        return closing(SendEngine(parsed, shared=shared, rng=rng, clock=clock), 0.2)
+        engines.append(SendEngine(parsed, shared=shared, rng=rng, clock=clock))
+        return engines[-1]
 
-    return make
+    yield make
+    for engine in reversed(engines):
+        engine.close(0.2)
+        flow, brokers = engine.flow, engine.brokers.health(engine.clock())
+        counts = [flow.window.requests, flow.window.bytes, flow.waiting.size]
+        assert not any([*counts, *(broker.in_flight for broker in brokers)])
 
 
 @pytest.fixture
@@ -60,21 +69,15 @@ def request(token: Any = None, topic: str = "orders", **more: Any) -> SendReques
     """Return a request of one message with the token in its body."""
     key = f"ID{token}"
     return SendRequest(
-        topic,
-        f"body-{token}".encode(),
-        properties=f"UNIQ_KEY\x01{key}\x02",
-        message_id=key,
-        token=token,
-        **more,
-    )
+        topic, f"body-{token}".encode(), properties=f"UNIQ_KEY\x01{key}\x02", message_id=key,
+        token=token, **more,
+    )  # fmt: skip
 
 
 def is_well(engine: SendEngine, name: str) -> bool:
     """Return whether the broker is neither isolated nor under suspicion."""
-    health = {broker.broker_name: broker for broker in engine.brokers.health(engine.clock())}.get(
-        name
-    )
-    return health is None or (health.available and not health.suspect)
+    brokers = engine.brokers.health(engine.clock())
+    return all(b.available and not b.suspect for b in brokers if b.broker_name == name)
 
 
 def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:

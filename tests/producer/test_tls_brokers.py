@@ -27,12 +27,9 @@ from tests.tls_relay import TlsFront
 assert authority  # The name is a fixture.
 
 NAMED = {
-    "wrong CA": "tlsCa",
-    "expired": "has expired",
-    "wrong host": "tlsServerName",
-    "no client certificate": "tlsCert",
-    "client certificate of a stranger": "tlsCert",
-}
+    "wrong CA": "tlsCa", "expired": "has expired", "wrong host": "tlsServerName",
+    "no client certificate": "tlsCert", "client certificate of a stranger": "tlsCert",
+}  # fmt: skip
 """The faults, and the word by which the error names each."""
 
 

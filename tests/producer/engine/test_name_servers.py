@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from rocket_sink.commands.check import look
-from rocket_sink.errors import NoRouteError, Outcome, SendError
+from rocket_sink.errors import NoRouteError, Outcome, RequestTimeoutError, SendError
+from rocket_sink.net.client import Call
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.routes import NameServers
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
+from rocket_sink.wire.headers import Frame
+from rocket_sink.wire.requests import get_route
 from tests.clusters import scripted_cluster
 from tests.producer.conftest import request, send
 
@@ -22,6 +26,54 @@ class _InOrder(Random):
 
     def shuffle(self, x: Any) -> None:
         pass
+
+
+class _Silent:
+    """A client whose calls end at their deadlines, without an answer."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self._due: list[tuple[float, Call]] = []
+
+    def peek(self, address: str) -> None:
+        return None
+
+    def call(
+        self, address: str, frame: Frame, on_end: Call, *, deadline_s: float, now_s: float
+    ) -> None:
+        self.calls.append((address, round(deadline_s - now_s, 3)))
+        self._due.append((deadline_s, on_end))
+
+    def run(self) -> None:
+        while self._due:
+            deadline_s, on_end = self._due.pop(0)
+            on_end.on_end(RequestTimeoutError("silent"), None, deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("names", "timeout_s", "of_all", "waits_s"),
+    [
+        ("abc", 30.0, False, [1.0, 1.0, 1.0]),
+        ("abc", 1.5, False, [0.5, 0.5, 0.5]),
+        ("abc", 0.15, False, [0.1, 0.1]),
+        ("abc", 30.0, True, [1.0, 1.0, 1.0]),
+        ("abc", 0.6, True, [0.6, 0.6, 0.6]),
+    ],
+)
+def test_each_silent_server_gets_its_share_of_the_time(
+    names: str, timeout_s: float, of_all: bool, waits_s: list[float]
+) -> None:
+    client: Any = _Silent()
+    options = SinkOptions.parse(nameServer=";".join(f"{name}:1" for name in names))
+    ends: list[Any] = []
+    servers = NameServers(options, client, _InOrder(), timeout_s)
+    servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0, of_all=of_all)
+    client.run()
+    assert client.calls == [(f"{n}:1", s) for n, s in zip(names, waits_s, strict=False)]
+    ((answers, error, _),) = ends
+    assert not answers and [*error.reasons] == [f"{name}:1" for name in names]
+    untold = [name for name, reason in error.reasons.items() if "no time was left" in reason]
+    assert len(untold) == len(names) - len(waits_s)
 
 
 other = scripted_cluster()

@@ -38,13 +38,14 @@ def test_acked(cluster, make_engine):
 
 
 def test_the_record_of_a_batch_keeps_the_first_offset_id_only(make_engine):
-    body = encode_inner(b"a", "UNIQ_KEY\x01A\x02", 0) + encode_inner(b"b", "UNIQ_KEY\x01B\x02", 0)
     engine = make_engine()
-    engine.submit(SendRequest("orders", body, message_count=2, batch=True, message_id="A,B"))
-    (completion,) = engine.drain()
-    ids = completion.result.offset_message_id.split(",")
-    assert len(ids) == 2
-    assert [attempt.offset_message_id for attempt in completion.attempts] == ids[:1]
+    for count in (1, 2, 3):
+        body = b"".join(encode_inner(b"a", f"UNIQ_KEY\x01A{n}\x02", 0) for n in range(count))
+        engine.submit(SendRequest("orders", body, message_count=count, batch=True))
+        (completion,) = engine.drain()
+        ids = completion.result.offset_message_id.split(",")
+        assert len(ids) == count
+        assert [attempt.offset_message_id for attempt in completion.attempts] == ids[:1]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,8 @@ def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
     completion = send(engine)
     assert isinstance(completion.error, NoRouteError)
     assert completion.outcome is Outcome.NOT_SENT
+    (waited,) = completion.attempts
+    assert (waited.broker_name, waited.queue_id, waited.queue_offset) == ("", -1, -1)
     assert engine.clock() - started < 1.0
     with pytest.raises(NoRouteError, match="orders"):
         engine.publish_info("orders")

@@ -160,13 +160,9 @@ def test_a_busy_broker_is_asked_again(cluster: FakeCluster, make_producer: Make)
     ],
 )
 def test_a_broker_that_may_not_tell_gets_the_batch_and_a_proxy_one_warning(
-    cluster: FakeCluster,
-    make_producer: Make,
-    caplog: pytest.LogCaptureFixture,
-    answer: Answer,
-    version: int,
-    warns: int,
-) -> None:
+    cluster: FakeCluster, make_producer: Make, caplog: pytest.LogCaptureFixture, answer: Answer,
+    version: int, warns: int,
+) -> None:  # fmt: skip
     for broker in cluster.brokers:
         broker.version = version
         broker.on(RequestCode.GET_TOPIC_CONFIG, answer, times=None)
