@@ -16,48 +16,33 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"topic": ""}, "INVALID_TOPIC"),
-        ({"topic": " "}, "INVALID_TOPIC"),
-        ({"topic": "../TopicTest"}, "INVALID_TOPIC"),
-        ({"topic": "t" * 128}, "INVALID_TOPIC"),
-        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "INVALID_TOPIC"),
-        ({"body": None}, "NULL_BODY"),
-        ({"body": b""}, "EMPTY_BODY"),
-        ({"body": "text"}, "INVALID_BODY"),
-        ({"tags": "a||b"}, "INVALID_TAGS"),
-        ({"tags": "  "}, "INVALID_TAGS"),
-        ({"tags": "a\x01"}, "INVALID_TAGS"),
-        ({"keys": ["a b"]}, "INVALID_KEYS"),
-        ({"keys": [""]}, "INVALID_KEYS"),
-        ({"sharding_key": "a\x02TAGS\x01x"}, "INVALID_TEXT"),
-        ({"sharding_key": ""}, "INVALID_TEXT"),
-        ({"message_id": "\ud800"}, "INVALID_TEXT"),
+        ({"topic": ""}, "INVALID_TOPIC"), ({"topic": " "}, "INVALID_TOPIC"),
+        ({"topic": "../TopicTest"}, "INVALID_TOPIC"), ({"topic": "t" * 128}, "INVALID_TOPIC"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "INVALID_TOPIC"), ({"body": None}, "NULL_BODY"),
+        ({"body": b""}, "EMPTY_BODY"), ({"body": "text"}, "INVALID_BODY"),
+        ({"tags": "a||b"}, "INVALID_TAGS"), ({"tags": "  "}, "INVALID_TAGS"),
+        ({"tags": "a\x01"}, "INVALID_TAGS"), ({"keys": ["a b"]}, "INVALID_KEYS"),
+        ({"keys": [""]}, "INVALID_KEYS"), ({"sharding_key": "a\x02TAGS\x01x"}, "INVALID_TEXT"),
+        ({"sharding_key": ""}, "INVALID_TEXT"), ({"message_id": "\ud800"}, "INVALID_TEXT"),
         ({"properties": {"UNIQ_KEY": "x"}}, "RESERVED_PROPERTY"),
         ({"properties": {"a": "x\x02TAGS\x01admin"}}, "INVALID_PROPERTY"),
         ({"properties": {"a": " "}}, "INVALID_PROPERTY"),
         ({"properties": {"": "x"}}, "INVALID_PROPERTY"),
-        ({"properties": {"a": "\udfff"}}, "INVALID_TEXT"),
-        ({"delay_level": 19}, "INVALID_DELAY"),
+        ({"properties": {"a": "\udfff"}}, "INVALID_TEXT"), ({"delay_level": 19}, "INVALID_DELAY"),
         ({"delay_level": -1}, "INVALID_DELAY"),
         ({"delay_level": 1, "delay_ms": 5}, "INVALID_DELAY"),
-        ({"delay_s": 1, "delay_ms": 5}, "INVALID_DELAY"),
-        ({"delay_s": -1}, "INVALID_DELAY"),
+        ({"delay_s": 1, "delay_ms": 5}, "INVALID_DELAY"), ({"delay_s": -1}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
         # The delivery time overflows Java's long: brokers would deliver such a message at once.
         ({"delay_ms": 2**63 - time.time_ns() // 1_000_000}, "INVALID_DELAY"),
-        ({"delay_ms": 2**63 - 1}, "INVALID_DELAY"),
-        ({"delay_s": 2**31}, "INVALID_DELAY"),
-        ({"delivery_timestamp_ms": 2**63}, "INVALID_DELAY"),
-        ({"flag": 2**31}, "INVALID_FLAG"),
-        ({"flag": 1.5}, "INVALID_FLAG"),
-        ({"flag": True}, "INVALID_FLAG"),
-        ({"delay_level": 1.5}, "INVALID_DELAY"),
-        ({"delay_ms": 1.5}, "INVALID_DELAY"),
-        ({"delay_ms": "5"}, "INVALID_DELAY"),
-        ({"wait_store": "no"}, "INVALID_FIELD"),
+        ({"delay_ms": 2**63 - 1}, "INVALID_DELAY"), ({"delay_s": 2**31}, "INVALID_DELAY"),
+        ({"delivery_timestamp_ms": 2**63}, "INVALID_DELAY"), ({"flag": 2**31}, "INVALID_FLAG"),
+        ({"flag": 1.5}, "INVALID_FLAG"), ({"flag": True}, "INVALID_FLAG"),
+        ({"delay_level": 1.5}, "INVALID_DELAY"), ({"delay_ms": 1.5}, "INVALID_DELAY"),
+        ({"delay_ms": "5"}, "INVALID_DELAY"), ({"wait_store": "no"}, "INVALID_FIELD"),
         ({"wait_store": None}, "INVALID_FIELD"),
     ],
-)
+)  # fmt: skip
 def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str) -> None:
     with pytest.raises(MessageError) as caught:
         Message(**{"topic": "t", "body": b"x", **changes})  # type: ignore[arg-type]
@@ -67,13 +52,10 @@ def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        ({"tags": "a||b"}, None),
-        ({"properties": {"UNIQ_KEY": "x"}}, None),
-        ({"sharding_key": ""}, None),
-        ({"delay_level": 19}, "0..18"),
-        ({"flag": 2**31}, "32-bit"),
+        ({"tags": "a||b"}, None), ({"properties": {"UNIQ_KEY": "x"}}, None),
+        ({"sharding_key": ""}, None), ({"delay_level": 19}, "0..18"), ({"flag": 2**31}, "32-bit"),
     ],
-)
+)  # fmt: skip
 def test_the_error_names_the_message_and_the_limit(
     changes: dict[str, object], limit: str | None
 ) -> None:

@@ -27,6 +27,11 @@ def test_every_default_passes_its_own_checks() -> None:
             assert option.parse(option.default) == option.default, option.name
 
 
+def test_every_number_has_a_lower_bound() -> None:
+    numbers = [option for option in OPTIONS if type(option.default) in (int, float)]
+    assert len(numbers) > 20 and all(option.low is not None for option in numbers)
+
+
 def test_names_are_unique_in_every_spelling() -> None:
     spelled = [find_option(option.name).name for option in OPTIONS]
     assert len(set(spelled)) == len(OPTIONS)
@@ -92,17 +97,10 @@ def test_an_illegal_option_is_explained(given: dict[str, object], words: list[st
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
     [
-        ("1500", 1500),
-        ("1.5s", 1500),
-        ("10m", 600_000),
-        ("2 ms", 2),
-        ("1h", 3_600_000),
-        (7, 7),
-        ("1.1h", 3_960_000),
-        ("1.001s", 1001),
-        ("1e3", 1000),
+        ("1500", 1500), ("1.5s", 1500), ("10m", 600_000), ("2 ms", 2), ("1h", 3_600_000), (7, 7),
+        ("1.1h", 3_960_000), ("1.001s", 1001), ("1e3", 1000),
     ],
-)
+)  # fmt: skip
 def test_durations_take_units(text: object, milliseconds: int) -> None:
     assert SinkOptions.parse(producerCacheTimeout=text).producer_cache_timeout_ms == milliseconds
 
@@ -170,13 +168,10 @@ def test_with_changes_only_what_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("a:1,b:2", "'a:1;b:2'"),
-        ("a:1 b:2", "'a:1;b:2'"),
-        ("http://a:1", "'a:1'"),
-        ("http://a:1/;b", "'a:1;b:9876'"),
-        ("mq.example.com", "'mq.example.com:9876'"),
+        ("a:1,b:2", "'a:1;b:2'"), ("a:1 b:2", "'a:1;b:2'"), ("http://a:1", "'a:1'"),
+        ("http://a:1/;b", "'a:1;b:9876'"), ("mq.example.com", "'mq.example.com:9876'"),
     ],
-)
+)  # fmt: skip
 def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, meant: str) -> None:
     with pytest.raises(OptionError, match=rf"HOST:PORT.*did you mean {meant}\?") as caught:
         _ = SinkOptions.parse(nameServer=text).name_servers

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,47 @@ def test_what_is_there_is_not_written_over(root: str) -> None:
     with pytest.raises(FileExistsError):
         files.open_output_stream(f"{root}/a")
     assert files.open_input_file(f"{root}/a").read() == b"first"
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is synced last, because only then the new name is durable."""
+    calls: list[str] = []
+
+    def noted(name: str, do: Callable[..., None], *args: Any, **more: Any) -> None:
+        calls.append(name)
+        do(*args, **more)
+
+    for name in ("fsync", "rename", "link", "unlink"):
+        monkeypatch.setattr(os, name, partial(noted, name, getattr(os, name)))
+    files, expected = plain_files(root), []
+    for replace, is_written in ((False, True), (False, False), (True, True)):
+        text = f"{replace}".encode()
+        assert files.handler.write_whole(f"{root}/a", text, replace=replace) is is_written
+        expected += ["fsync", "rename" if replace else "link", "unlink", "fsync"]
+    files.move(f"{root}/a", f"{root}/b")
+    assert calls == [*expected, "rename", "fsync"]
+    assert Path(root, "b").read_bytes() == b"True" and os.listdir(root) == ["b"]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2770, 0o777])
+def test_what_is_made_has_the_mode_of_the_folder(root: str, mode: int) -> None:
+    before = os.umask(0o077)
+    try:
+        Path(root).chmod(mode)
+        files = plain_files(root)
+        files.create_dir(f"{root}/a/b", recursive=True)
+        with files.open_output_stream(f"{root}/a/b/c") as out:
+            out.write(b"12345")
+    finally:
+        os.umask(before)
+    modes = [Path(root, name).stat().st_mode & 0o7777 for name in ("a", "a/b", "a/b/c")]
+    assert modes == [mode, mode, mode & 0o666]
+    folder, file = files.get_file_info([f"{root}/a", f"{root}/a/b/c"])
+    assert (folder.type, folder.size) == (fs.FileType.Directory, None)
+    assert (file.type, file.size) == (fs.FileType.File, 5)
+    assert file.mtime_ns == Path(root, "a/b/c").stat().st_mtime_ns
 
 
 def test_a_folder_is_made_below_folders_that_are_there(root: str) -> None:

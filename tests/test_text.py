@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocket_sink import text as words
 from rocket_sink.text import TEXT_MAX_BYTES, clean, clean_lines, json_text, storable
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=400)
@@ -112,3 +113,42 @@ def test_a_secret_at_the_cut_leaves_no_half(distance):
 
 def test_a_very_short_secret_does_not_mask_everything():
     assert storable("a busy broker", secrets=["a", ""]) == "a busy broker"
+
+
+def test_a_trace_is_indented_to_its_last_line():
+    assert words.clean_trace("\none\n  two\x1b\n\n") == "  \n  one\n    two\\x1b"
+
+
+def test_counts_agree_with_their_nouns_and_verbs():
+    assert [words.counted(n, "row", "is", "are") for n in (0, 1, 2000)] == [
+        "0 rows are", "1 row is", "2,000 rows are"
+    ]  # fmt: skip
+    assert words.counted(1, "row") == "1 row"
+    assert words.counted(1, "row", "is", "are", of=2) == "1 row are"
+    assert words.counted(2, "row", "is", "are", of=1) == "2 rows is"
+
+
+KNOWN = ["name-server", "name", "topic", "since", "sort", "sortable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("nmae", "name"), ("topics", "topic"), ("top", "topic"), ("to", None), ("sor", "sort"),
+     ("name-ser", "name-server"), ("jsn", None), ("sinec", "since"), ("", None)],
+)  # fmt: skip
+def test_a_mistyped_name_has_at_most_one_near_name(name, near):
+    assert words.nearest(name, KNOWN) == near
+    # However many other names there are, those that share most letters are compared.
+    assert words.nearest(name, [f"zz{n}" for n in range(300)] + KNOWN) == near
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "is_meant"),
+    [("shardKey", "sharding_key", True), ("shardingKey", "sharding_key", True),
+     ("Sharding_Key", "sharding_key", False), ("order_id", "order_by", False),
+     ("message", "message_id", False), ("tag", "tags", True), ("tgas", "tags", False),
+     ("propertis", "properties", True), ("tag1", "tags", False), ("keys", "keys", False),
+     ("mkeys", "keys", False), ("delay_mx", "delay_ms", False)],
+)  # fmt: skip
+def test_which_names_are_misspelled(name, word, is_meant):
+    assert words.is_misspelled(name, word) is is_meant
