@@ -125,7 +125,7 @@ class _Run:
 def scratch_folder() -> str | None:
     """Return the first of Spark's local directories; None if it is unset or not writable."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return local if local and os.access(local, os.W_OK) else None
+    return local if os.access(local, os.W_OK) else None  # No path is empty.
 
 
 def _merge_runs(paths: Sequence[Path]) -> Iterator[pa.Table]:

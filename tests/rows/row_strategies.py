@@ -223,21 +223,14 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
             raise MessageError("the name is the column's", code="RESERVED_PROPERTY")
         properties[EVENT_TIME] = str(row["event_time"])
     return Message(
-        options.topic or text_of(row.get("topic")),
-        row["body"],
-        tags=text_of(row.get("tags")),
+        options.topic or text_of(row.get("topic")), row["body"], tags=text_of(row.get("tags")),
         keys=tuple(text_of(key) for key in keys if key is not None),
-        sharding_key=text_of(row.get("sharding_key")),
-        properties=properties,
-        delay_level=row.get("delay_level") or 0,
-        delay_ms=row.get("delay_ms"),
-        delivery_timestamp_ms=row.get("delivery_timestamp"),
-        flag=row.get("flag") or 0,
-        wait_store=row.get("wait_store") is not False,
-        message_id=text_of(row.get("message_id")),
-        priority=row.get("priority"),
-        lite_topic=text_of(row.get("lite_topic")),
-    )
+        sharding_key=text_of(row.get("sharding_key")), properties=properties,
+        delay_level=row.get("delay_level") or 0, delay_ms=row.get("delay_ms"),
+        delivery_timestamp_ms=row.get("delivery_timestamp"), flag=row.get("flag") or 0,
+        wait_store=row.get("wait_store") is not False, message_id=text_of(row.get("message_id")),
+        priority=row.get("priority"), lite_topic=text_of(row.get("lite_topic")),
+    )  # fmt: skip
 
 
 def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:

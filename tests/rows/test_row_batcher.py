@@ -36,15 +36,11 @@ def test_the_types_that_spark_hands_out() -> None:
     at = dt.datetime(2024, 5, 1, 12, 0, 0, 5)
     batch = gather(
         Row(
-            value=bytearray(b"x"),
-            key=["a", "b"],
-            sharding_key=decimal.Decimal("12.50"),
-            headers=[Row(key="h", value=bytearray(b"v"))],
-            delay_level=3,
-            wait_store=False,
+            value=bytearray(b"x"), key=["a", "b"], sharding_key=decimal.Decimal("12.50"),
+            headers=[Row(key="h", value=bytearray(b"v"))], delay_level=3, wait_store=False,
             event_time=at,
         )
-    )
+    )  # fmt: skip
     rows = normalise(batch, resolve_columns(batch.schema, OPTIONS))
     assert rows.body.to_pylist() == [b"x"]
     assert rows.keys is not None and rows.keys.to_pylist() == [["a", "b"]]

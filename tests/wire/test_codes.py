@@ -12,6 +12,7 @@ from rocket_sink.wire.codes import (
     mq_version,
     version_name,
 )
+from rocket_sink.wire.headers import Limits
 from rocket_sink.wire.trace import MessageType
 
 
@@ -53,6 +54,17 @@ def test_the_numbers_are_those_of_java(codes: type[IntEnum], numbers: str):
     """In the order of Java's classes RequestCode and ResponseCode."""
     assert " ".join(str(int(code)) for code in codes) == numbers
     assert len(codes) == len(codes.__members__)
+
+
+def test_the_limits_of_received_data():
+    """Each is the largest that a broker sends by default, or bounds the memory of one answer."""
+    sizes = {name: value for name, value in vars(Limits).items() if name.isupper()}
+    assert sizes == {
+        "FRAME_BYTES": 16 << 20, "HEADER_BYTES": 1 << 20, "EXT_ENTRIES": 4096, "JSON_DEPTH": 64,
+        "REMARK_CHARS": 2048, "BODY_BYTES": 8 << 20, "ANSWER_BYTES": 64 << 20,
+        "POLL_BYTES": 16 << 20, "ROUTE_BYTES": 1 << 20, "ROUTE_QUEUES": 65_536,
+        "ROUTE_BROKERS": 4096,
+    }  # fmt: skip
 
 
 def test_no_command_that_changes_a_servers_configuration():

@@ -92,13 +92,18 @@ def test_a_request_that_a_living_peer_holds_does_not_expire():
     assert opaque is not None and connection.in_flight == 0
 
 
-@pytest.mark.parametrize(("written_s", "heard_s"), [(None, 0.9), (0.95, 0.9), (0.1, None)])
-def test_a_request_without_a_sign_of_life_expires(written_s, heard_s):
-    """The request is not written yet; or nothing was heard since; or nothing was heard at all."""
+@pytest.mark.parametrize(
+    ("written_s", "heard_s", "more"),
+    [(None, 0.9, {"latest_s": 3.0}), (0.95, 0.9, {"latest_s": 3.0}), (0.1, None, {"latest_s": 3.0}),
+     (0.1, 0.9, {})],
+)  # fmt: skip
+def test_a_request_without_a_sign_of_life_expires(written_s, heard_s, more):
+    """The request is not written yet; or nothing was heard since; or nothing was heard at all; or
+    its deadline may not be extended."""
     connection = Connection()
     other = sent(connection.send_request(REQUEST, deadline_s=9.0, token="other"))
     connection.mark_written("other", 0.0)
-    connection.open_request(deadline_s=1.0, token="t", latest_s=3.0)
+    connection.open_request(deadline_s=1.0, token="t", **more)
     if written_s is not None:
         connection.mark_written("t", written_s)
     if heard_s is not None:

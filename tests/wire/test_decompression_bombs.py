@@ -71,9 +71,14 @@ def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
     assert len(found.body) == 8 * MIB
 
 
-def test_answers_that_are_kept_together_share_an_allowance() -> None:
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_answers_that_are_kept_together_share_an_allowance(is_inner: bool) -> None:
     allowance = Allowance(20 * MIB)
     answer = bomb(CompressionType.ZLIB, 8 * MIB)
+    if is_inner:
+        batch = compress(encode_inner(bytes(4 * MIB), "") * 2, CompressionType.ZLIB)
+        flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | CompressionType.ZLIB.sys_flag
+        answer = encode_stored(StoredMessage("t", b"", sys_flag=flag), stored_body=batch)
     kept = [decode_stored(answer, allowance=allowance) for _ in range(2)]
     assert len(kept) == 2
     with pytest.raises(RemoteProtocolError, match="too much memory"):

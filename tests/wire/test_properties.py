@@ -36,21 +36,12 @@ def test_the_newest_property_decides_on_the_oldest_broker(text: str, version: in
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("k1|v1", {"k1": "v1"}),
-        ("", {}),
-        (" ", {}),
-        ("aaa", {}),
-        ("k1|", {}),
-        ("|v1", {}),
-        ("k1|v1;", {"k1": "v1"}),
-        ("k1|v1;k2|v2", {"k1": "v1", "k2": "v2"}),
-        ("k1|v1;|v2", {"k1": "v1"}),
-        ("k1|;k2|v2", {"k2": "v2"}),
-        ("1|1;2|2", {"1": "1", "2": "2"}),
-        ("k|a|b;", {"k": "a\x01b"}),
-        ("k|1;k|2;", {"k": "2"}),
+        ("k1|v1", {"k1": "v1"}), ("", {}), (" ", {}), ("aaa", {}), ("k1|", {}), ("|v1", {}),
+        ("k1|v1;", {"k1": "v1"}), ("k1|v1;k2|v2", {"k1": "v1", "k2": "v2"}),
+        ("k1|v1;|v2", {"k1": "v1"}), ("k1|;k2|v2", {"k2": "v2"}), ("1|1;2|2", {"1": "1", "2": "2"}),
+        ("k|a|b;", {"k": "a\x01b"}), ("k|1;k|2;", {"k": "2"}),
     ],
-)
+)  # fmt: skip
 def test_c24_reading(text: str, expected: dict[str, str]):
     assert decode_properties(wire(text)) == expected
 
@@ -83,15 +74,9 @@ def test_a_messages_fields_become_properties():
     )  # fmt: skip
     text = properties_of(message, message_id="ID", extra={"PGROUP": "g"})
     assert list(decode_properties(text).items()) == [
-        ("KEYS", "k1 k2"),
-        ("TAGS", "tag"),
-        ("UNIQ_KEY", "ID"),
-        ("WAIT", "false"),
-        ("DELAY", "3"),
-        ("__SHARDINGKEY", "s"),
-        ("x", "1"),
-        ("PGROUP", "g"),
-    ]
+        ("KEYS", "k1 k2"), ("TAGS", "tag"), ("UNIQ_KEY", "ID"), ("WAIT", "false"), ("DELAY", "3"),
+        ("__SHARDINGKEY", "s"), ("x", "1"), ("PGROUP", "g"),
+    ]  # fmt: skip
 
 
 def test_the_smallest_message_has_an_id_and_the_wait_flag():

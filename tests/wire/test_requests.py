@@ -55,6 +55,11 @@ QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
             RequestCode.GET_MAX_OFFSET,
             {**QUEUE_EXT, "committed": "true"},
         ),
+        (
+            requests.query_max_offset(MessageQueue("t", "", 0)),  # a probe, which names no broker
+            RequestCode.GET_MAX_OFFSET,
+            {"topic": "t", "queueId": "0", "committed": "true"},
+        ),
         (requests.query_min_offset(QUEUE), RequestCode.GET_MIN_OFFSET, QUEUE_EXT),
         (
             requests.query_consumer_offset(QUEUE, "g"),
@@ -118,11 +123,6 @@ QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
 def test_header_fields(frame: Frame, code: RequestCode, ext: dict[str, str] | None):
     assert frame.code == code
     assert frame.ext == ext
-
-
-def test_a_probe_names_no_broker():
-    frame = requests.query_max_offset(MessageQueue("t", "", 0))
-    assert frame.ext == {"topic": "t", "queueId": "0", "committed": "true"}
 
 
 def test_a_heartbeat_names_the_groups():

@@ -92,7 +92,8 @@ def test_other_pull_answers_are_refusals():
 
 
 def test_small_answers():
-    assert long_field(Frame(0, {"offset": "-1"}), "offset") == -1
+    for number in (-1, 2**63 - 1, -(2**63)):
+        assert long_field(Frame(0, {"offset": str(number)}), "offset") == number
     assert text_field(Frame(0, {"msgId": "M"}), "msgId") == "M"
     assert decode_topics(Frame(0, None, b'{"topicList":["b","a"]}')) == ("a", "b")
     with pytest.raises(RemoteProtocolError):

@@ -19,22 +19,12 @@ int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 hosts = st.tuples(st.ip_addresses().map(str), st.integers(0, 65535))
 messages = st.builds(
-    StoredMessage,
-    topic=words,
-    body=st.binary(max_size=40),
-    queue_id=int32,
-    queue_offset=int64,
-    commit_log_offset=st.integers(0, 2**63 - 1),
-    flag=int32,
-    sys_flag=st.sampled_from([0, SysFlag.TRANSACTION_COMMIT]),
-    born_ms=int64,
-    born_host=hosts,
-    store_ms=int64,
-    store_host=hosts,
-    reconsume_times=int32,
-    prepared_transaction_offset=int64,
+    StoredMessage, topic=words, body=st.binary(max_size=40), queue_id=int32, queue_offset=int64,
+    commit_log_offset=st.integers(0, 2**63 - 1), flag=int32,
+    sys_flag=st.sampled_from([0, SysFlag.TRANSACTION_COMMIT]), born_ms=int64, born_host=hosts,
+    store_ms=int64, store_host=hosts, reconsume_times=int32, prepared_transaction_offset=int64,
     properties=st.dictionaries(words, words, max_size=3),
-)
+)  # fmt: skip
 
 
 @given(st.lists(messages, max_size=3))
