@@ -27,12 +27,9 @@ class Done(NamedTuple):
 
 
 def run_command(
-    *arguments: str,
-    spark: Any = None,
-    stdin: str = "",
-    out: TextIO | None = None,
+    *arguments: str, spark: Any = None, stdin: str = "", out: TextIO | None = None,
     err: TextIO | None = None,
-) -> Done:
+) -> Done:  # fmt: skip
     """Run a command line; `spark` is used in place of a session that the command would build.
 
     `out` and `err` take the output: for a test that reads it meanwhile, or for a terminal.

@@ -21,21 +21,9 @@ PACKAGE = ROOT / "rocket_sink"
 # A module may import its own layer and those below it.
 LAYERS = ["values", "wire", "routing", "net", "producer", "ledger", "rows", "task", "spark", "top"]
 VALUES = {
-    "message",
-    "message_rules",
-    "errors",
-    "options",
-    "option_spec",
-    "java",
-    "secret_source",
-    "forks",
-    "lazy",
-    "owner",
-    "plain_files",
-    "private_file",
-    "tables",
-    "text",
-}
+    "message", "message_rules", "errors", "options", "option_spec", "java", "secret_source",
+    "forks", "lazy", "owner", "plain_files", "private_file", "tables", "text",
+}  # fmt: skip
 BESIDE = {"cluster", "testing"}
 """Folders that may use everything up to the producer, and are used from the top only."""
 FACADE = "rocket_sink"
@@ -311,14 +299,9 @@ def test_importing_starts_no_thread_no_process_and_no_connection():
     """The package itself also loads nothing heavy; then follow all modules up to the producer."""
     quiet = [m for m in MODULES if layer_of(m) in ("values", "wire", "routing", "net", "producer")]
     process = subprocess.run(
-        [sys.executable, "-c", IDLE_IMPORT],
-        input=" ".join(quiet),
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-c", IDLE_IMPORT], input=" ".join(quiet), cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert process.returncode == 0, process.stderr
 
 

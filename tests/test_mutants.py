@@ -99,15 +99,10 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository(tmp_path, files, monkeypatch)
     done = run_python("-c", JUDGE, tmp_path, timeout_s=300, may_fail=True)
     assert done.stdout.splitlines() == [
-        "8 no test runs the line",
-        "2 None",
-        "5 1 tests pass",
-        "not imported None",
-        "False [1, 2, 3, 5, 6, 8]",
-        "False [1, 2, 4, 5, 7]",
-        "True [1, 2, 4, 5, 7]",
+        "8 no test runs the line", "2 None", "5 1 tests pass", "not imported None",
+        "False [1, 2, 3, 5, 6, 8]", "False [1, 2, 4, 5, 7]", "True [1, 2, 4, 5, 7]",
         "NOT COLLECTED tests/test_x.py: E   ModuleNotFoundError: No module named 'not_there'",
-    ], done.stderr
+    ], done.stderr  # fmt: skip
 
 
 def repository(root: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,14 +48,10 @@ def test_ratios_are_of_cases_of_the_same_round() -> None:
 @pytest.mark.parametrize(
     ("what", "before", "now", "regress"),
     [
-        (SPEED, 1.0, 0.95, False),
-        (SPEED, 1.0, 0.85, True),
-        (SPEED, 1.0, 3.0, False),
-        (CPU, 1.0, 1.05, False),
-        (CPU, 1.0, 1.15, True),
-        (CPU, 1.0, 0.3, False),
+        (SPEED, 1.0, 0.95, False), (SPEED, 1.0, 0.85, True), (SPEED, 1.0, 3.0, False),
+        (CPU, 1.0, 1.05, False), (CPU, 1.0, 1.15, True), (CPU, 1.0, 0.3, False),
     ],
-)
+)  # fmt: skip
 def test_worse_is_less_speed_or_more_cpu(
     what: str, before: float, now: float, regress: bool
 ) -> None:

@@ -70,12 +70,9 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
         for request in sent:
             frame = Frame(1, None, request.name + bytes(size))
             client.call(
-                server.address,
-                frame,
-                request,
-                deadline_s=client.clock() + 100,
+                server.address, frame, request, deadline_s=client.clock() + 100,
                 now_s=client.clock(),
-            )
+            )  # fmt: skip
         before = -1
         while before != channel.write_queue.size:
             before = channel.write_queue.size

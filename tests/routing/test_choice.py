@@ -56,14 +56,11 @@ class Route:
         self.loads = {broker: Load() for broker in queues}
         self.brokers = [
             RouteBroker(
-                broker,
-                [(broker, number) for number in range(count)],
-                self.loads[broker],
-                (weights or queues).get(broker, 1.0) or 1.0,
-                rng.randrange(count),
+                broker, [(broker, number) for number in range(count)], self.loads[broker],
+                (weights or queues).get(broker, 1.0) or 1.0, rng.randrange(count),
             )
             for broker, count in queues.items()
-        ]
+        ]  # fmt: skip
         self.selector = selector_named(name, weights)
         self.order(**ranks)
 
@@ -87,17 +84,10 @@ def test_the_order_of_ranks():
 
 
 CAUSES = {
-    "available": 0,
-    "far": FAR,
-    "suspect": SUSPECT,
-    "slow": SLOW,
-    "slow-and-suspect": SLOW | SUSPECT,
-    "busy": BUSY,
-    "busy-and-suspect": BUSY | SUSPECT,
-    "failing": FAILING,
-    "silent": SILENT | SUSPECT,
-    "unreachable": UNREACHABLE,
-}
+    "available": 0, "far": FAR, "suspect": SUSPECT, "slow": SLOW,
+    "slow-and-suspect": SLOW | SUSPECT, "busy": BUSY, "busy-and-suspect": BUSY | SUSPECT,
+    "failing": FAILING, "silent": SILENT | SUSPECT, "unreachable": UNREACHABLE,
+}  # fmt: skip
 """{state of a broker: its rank}, from the best to the worst."""
 
 

@@ -25,14 +25,9 @@ GOLDEN = [
     ("Ω≈ç√∫˜µ≤≥÷ and a longer tail of text", -873227879, 9, 6382210829988091506, 6),
 ]
 TYPES = [
-    pa.string(),
-    pa.large_string(),
-    pa.string_view(),
-    pa.binary(),
-    pa.large_binary(),
-    pa.dictionary(pa.int8(), pa.string()),
-    pa.dictionary(pa.int32(), pa.large_binary()),
-]
+    pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(),
+    pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_binary()),
+]  # fmt: skip
 
 
 def column(keys: list[str | None], kind: pa.DataType) -> pa.Array:
@@ -65,16 +60,10 @@ def test_golden_numbers_of_java_in_a_column(kind):
 @pytest.mark.parametrize(
     ("key", "count", "index"),
     [
-        ("123", 10, 0),
-        ("234", 10, 3),
-        ("polygenelubricants", 10, 8),
-        ("GydZG_", 10, 8),
-        ("DESIGNING WORKHOUSES", 10, 8),
-        ("GydZG_", 8, 0),
-        ("订单-1", 10, 3),
-        ("订单-1", 8, 7),
+        ("123", 10, 0), ("234", 10, 3), ("polygenelubricants", 10, 8), ("GydZG_", 10, 8),
+        ("DESIGNING WORKHOUSES", 10, 8), ("GydZG_", 8, 0), ("订单-1", 10, 3), ("订单-1", 8, 7),
     ],
-)
+)  # fmt: skip
 def test_c39_queue_index_of_select_message_queue_by_hash(key, count, index):
     value = hashing.java_hash(key)
     assert hashing.java_index(value, count) == index

@@ -191,12 +191,9 @@ def test_a_replay_sends_a_message_without_all_of_its_properties_again(world: Wor
 
 
 def _store_in_part(
-    broker: Any,
-    then: Callable[[], None] = lambda: None,
-    *,
-    kept: Sequence[str] | None = None,
+    broker: Any, then: Callable[[], None] = lambda: None, *, kept: Sequence[str] | None = None,
     head: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Store so many messages of the next request, and of the following only these properties."""
     put, pending = broker.store.put, [1]
 

@@ -24,13 +24,9 @@ def opened(packs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize(
     ("bodies_mib", "rows_of_packs"),
     [
-        ([], []),
-        ([1] * 4, [4]),
-        ([5] * 7, [3, 2, 2]),
-        ([20], [1]),
-        ([1, 20, 1], [1, 1, 1]),
+        ([], []), ([1] * 4, [4]), ([5] * 7, [3, 2, 2]), ([20], [1]), ([1, 20, 1], [1, 1, 1]),
     ],
-)
+)  # fmt: skip
 def test_a_pack_has_at_most_16_mib_or_one_row(
     bodies_mib: list[int], rows_of_packs: list[int]
 ) -> None:

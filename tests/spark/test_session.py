@@ -48,14 +48,11 @@ def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "is_ascii"),
     [
-        ({}, True),
-        ({"LC_ALL": "C", "LANG": "C.UTF-8"}, True),
-        ({"LANG": "xx_XX.UTF-8"}, True),
-        ({"LANG": "C.UTF-8"}, False),
-        ({"LC_CTYPE": "C.UTF-8"}, False),
+        ({}, True), ({"LC_ALL": "C", "LANG": "C.UTF-8"}, True), ({"LANG": "xx_XX.UTF-8"}, True),
+        ({"LANG": "C.UTF-8"}, False), ({"LC_CTYPE": "C.UTF-8"}, False),
     ],
     ids=["none", "C", "not on this host", "LANG", "LC_CTYPE"],
-)
+)  # fmt: skip
 def test_the_java_that_starts_has_a_locale_for_all_file_names(
     environ: Any, monkeypatch: Any, names: dict[str, str], is_ascii: bool
 ) -> None:
@@ -100,13 +97,10 @@ def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
 @pytest.mark.parametrize(
     ("spark", "delta"),
     [
-        ("4.0.0", "4.0.0"),
-        ("4.0.2", "4.4.0"),
-        ("4.1.1", "4.1.0"),
-        ("4.2.0", "4.4.0"),
+        ("4.0.0", "4.0.0"), ("4.0.2", "4.4.0"), ("4.1.1", "4.1.0"), ("4.2.0", "4.4.0"),
         ("5.0.0", "5.0.0"),
     ],
-)
+)  # fmt: skip
 def test_pairs_of_spark_and_delta_that_work(spark: str, delta: str) -> None:
     session._check_pair(spark, delta)
 

@@ -96,13 +96,10 @@ def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster: FakeC
 @pytest.mark.parametrize(
     ("most", "expected"),
     [
-        (100, (6, 0, 3, 0)),
-        (9, (6, 0, 3, 0)),
-        (6, (4, 0, 2, 0)),
-        (2, (1, 0, 1, 0)),
+        (100, (6, 0, 3, 0)), (9, (6, 0, 3, 0)), (6, (4, 0, 2, 0)), (2, (1, 0, 1, 0)),
         (1, (1, 0, 1, 0)),
     ],
-)
+)  # fmt: skip
 def test_a_limit_is_shared_out_by_what_waits(
     cluster: FakeCluster, most: int, expected: tuple[int, ...]
 ) -> None:
