@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -62,6 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if _MAP:
+        if sys.gettrace() is None:
+            # An error inside the tracer, such as a RecursionError of an earlier test, ended it.
+            _MEASURED.stop()
+            _MEASURED.start()
         _MEASURED.switch_context(item.nodeid)
     if item.nodeid not in _EXPECTED:
         return (yield)

@@ -51,7 +51,7 @@ class MemoryStore:
                 kind = CompressionType.of_sys_flag(sys_flag)
                 body = inflate(body, kind, cap=_INFLATED_MAX_BYTES)
             properties = decode_properties(ext.get("i", ""))
-            messages = [InnerMessage(int(ext.get("h", "0")), body, properties)]
+            messages = [InnerMessage(int(ext.get("h", "0")), body, properties, False)]
         store_ms = now_ms()
         return [
             self.append(

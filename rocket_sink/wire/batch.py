@@ -34,7 +34,7 @@ class InnerMessage:
     flag: int
     body: bytes
     properties: dict[str, str]
-    replaced: bool = False
+    replaced: bool
     """Whether bytes of the properties are not UTF-8, and U+FFFD replaces them."""
 
 

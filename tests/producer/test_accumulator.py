@@ -79,12 +79,10 @@ def test_a_batch_is_sent_when_its_first_message_is_due():
 @pytest.mark.parametrize(
     ("sizes", "at_once", "later"),
     [
-        ([400, 623], [], [2]),
-        ([400, 624], [2], []),
-        ([400, 625], [1], [1]),
+        ([400, 623], [], [2]), ([400, 624], [2], []), ([400, 625], [1], [1]),
         ([400, 625, 399], [1, 2], []),
     ],
-)
+)  # fmt: skip
 def test_a_full_batch_is_sent_at_once(sizes, at_once, later):
     driven = Driven(autoBatch="10s, 5000", maxMessageSize=1024)
     driven.add(*sizes)

@@ -117,10 +117,8 @@ def test_a_batch_has_no_more_messages_than_brokers_count(
             future.result(10)
     else:
         assert [len(result.message_id.split(",")) for result in producer.send_batch(messages)] == [
-            3,
-            3,
-            2,
-        ]
+            3, 3, 2,
+        ]  # fmt: skip
     sends = cluster.requests(RequestCode.SEND_BATCH_MESSAGE)
     counts = [len(list(iter_batch(frame.body))) for frame in sends]
     assert max(counts) == 3

@@ -189,10 +189,8 @@ def test_a_oneway_message_is_not_lost_when_its_broker_is_suspected(cluster, full
         assert ends
         producer.send(Message("orders", b"last"))
     assert [message.body for message in cluster.messages("orders")] == [
-        b"first",
-        b"oneway",
-        b"last",
-    ]
+        b"first", b"oneway", b"last",
+    ]  # fmt: skip
 
 
 def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster, full):

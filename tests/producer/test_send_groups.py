@@ -56,10 +56,8 @@ def test_each_future_has_the_result_of_its_own_message(cluster, make_producer, g
         )  # fmt: skip
         assert (there.queue_id, there.queue_offset) == (result.queue.queue_id, result.queue_offset)
         assert (result.outcome, result.attempts, result.maybe_duplicate) == (
-            Outcome.ACKED,
-            1,
-            False,
-        )
+            Outcome.ACKED, 1, False,
+        )  # fmt: skip
     assert len({result.offset_message_id for result in results}) == COUNT
 
 

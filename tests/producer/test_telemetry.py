@@ -108,11 +108,9 @@ def test_each_way_to_send_is_measured(reader: InMemoryMetricReader, cluster: Fak
     address = f"{attributes.pop('server.address')}:{attributes.pop('server.port')}"
     assert address in {broker.address for broker in cluster.brokers}
     assert attributes == {
-        "messaging.system": "rocketmq",
-        "messaging.operation.name": "send",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": "orders",
-    }
+        "messaging.system": "rocketmq", "messaging.operation.name": "send",
+        "messaging.operation.type": "send", "messaging.destination.name": "orders",
+    }  # fmt: skip
 
 
 def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
@@ -211,11 +209,9 @@ def test_failures_without_an_attempt_are_measured(
 ) -> None:
     message = Message("orders", b"x")
     options = SinkOptions.parse(
-        nameServer=cluster.name_server,
-        createTopic="",
-        backPressureForAsyncSendNum=1,
+        nameServer=cluster.name_server, createTopic="", backPressureForAsyncSendNum=1,
         sendMsgTimeout=500,
-    )
+    )  # fmt: skip
     with Producer(options) as producer:
         producer.send(message)
         cluster.freeze()
@@ -327,9 +323,7 @@ def test_rows_get_the_spans_context_whatever_their_columns_are_called(
     }
     current = f"00-{span_of_a_vendor.trace_id:032x}-{span_of_a_vendor.span_id:016x}-01"
     assert context == {
-        b"span": (current, "vendor=theirs"),
-        b"own": (OWN, None),
-        b"state": (current, "own=1"),
+        b"span": (current, "vendor=theirs"), b"own": (OWN, None), b"state": (current, "own=1"),
         b"column": (OWN, None),
-    }
+    }  # fmt: skip
     assert stored[b"span"].get("a") == (own or {}).get("a") and stored[b"state"]["a"] == "1"

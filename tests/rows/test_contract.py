@@ -276,11 +276,9 @@ def test_epoch_milliseconds_are_taken_as_they_are() -> None:
 
 def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> None:
     entries = [
-        [("a", "1"), ("b", "2"), ("a", "3")],
-        None,
-        [("b", None), ("a", "4")],
+        [("a", "1"), ("b", "2"), ("a", "3")], None, [("b", None), ("a", "4")],
         [("b", "5"), ("a", "6"), ("b", "7")],
-    ]
+    ]  # fmt: skip
     normalised = rows({"body": ["x"] * 4, "properties": pa.array(entries, MAP)})
     assert normalised.properties.to_pylist() == [
         [("a", "3"), ("b", "2")], [], [("a", "4")], [("b", "7"), ("a", "6")]

@@ -50,6 +50,7 @@ class StubEngine:
 
     def submit(self, request: SendRequest) -> None:
         if request.group is not None:
+            assert request.timed or not request.token.timed
             # An engine does the same for a busy broker: each message goes by itself.
             for index in range(request.message_count):
                 self.submit(request.group.leave(index, index + 1))

@@ -39,7 +39,7 @@ from rocket_sink.task.pending import SpillState, decode_message
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
-from rocket_sink.task.totals import COUNTS, WriteSummary
+from rocket_sink.task.totals import COUNTS, RowTotals, WriteSummary
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
@@ -371,6 +371,8 @@ class TestRefusedRows:
         run.finish()
         assert run.codes() == {b"00000": "INVALID_QUEUE", b"00002": "INVALID_QUEUE"}
         assert run.summary.acked == 1
+        run.feed(body=bodies(1), queue_id=[9], broker_name=["a"]).finish()
+        assert (run.summary.acked, run.summary.invalid) == (1, 3)
 
     @pytest.mark.parametrize(("option", "value"), [("onInvalid", "fail"), ("ledger", "")])
     def test_a_refused_row_may_fail_the_task(self, option: str, value: str) -> None:
@@ -609,7 +611,7 @@ class TestOrder:
         ends = iter([BatchTooLargeError("big"), *[MessageIllegalError("poison")] * 2, None])
         engine = StubEngine(lambda request, queue: next(ends, ConnectError("down")))
         other = key_on(engine, home(engine, "k1"), but="k1")
-        run = Run(engine, ordering=ordering)
+        run = Run(engine, lambda: 5.0, ordering=ordering)
         run.feed(body=bodies(4), sharding_key=["k1", *[other] * 3])
         while not run.letters:
             run.body.drive()  # type: ignore[union-attr]
@@ -617,6 +619,8 @@ class TestOrder:
         errors = [(row["first_error_code"], row["attempts"]) for row in run.letters]
         parts = [("BATCH_TOO_LARGE", attempts) for attempts in (3, 2, 2)]
         assert errors == [*parts, *[("HELD_BACK", 0)] * 2]
+        waits_ms = {row["queue_wait_ms"] for row in run.kind("send")}
+        assert waits_ms == {0.1}, "the clock stands still"
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort"])
@@ -988,6 +992,15 @@ def test_a_summary_shows_no_rate_below_a_row_per_second():
         for seconds in (71.9, 1.0, 0.5, 0.0)
     ]
     assert times == ["71.9 s", "1.0 s  1 rows/s", "0.5 s  2 rows/s", "0.0 s"]
+
+
+def test_requests_in_flight_at_an_error_are_counted_by_their_outcomes() -> None:
+    totals = RowTotals(SinkOptions(), is_source=True)
+    for outcome in Outcome:
+        totals.add_cut_off(outcome, 3, maybe_duplicate=True)
+        totals.add_cut_off(outcome, 2, maybe_duplicate=False)
+    counts = {name: value for name, value in vars(totals.summary).items() if value}
+    assert counts == {"acked": 5, "degraded": 5, "unknown": 5, "duplicates_possible": 6}
 
 
 def test_a_summary_names_what_happened() -> None:

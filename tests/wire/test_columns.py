@@ -189,13 +189,11 @@ def test_ids_are_those_that_are_made_one_by_one(
     wraps = [((counter & 0xFFFF) + i) >> 16 for i in range(5)]
     assert column.to_pylist() == [
         message_id(
-            **given_parts,
-            start_ms=start_ms,
-            now_ms=start_ms + span_ms + wraps[i],
+            **given_parts, start_ms=start_ms, now_ms=start_ms + span_ms + wraps[i],
             counter=counter + i,
         )
         for i in range(5)
-    ]
+    ]  # fmt: skip
 
 
 def test_ids_of_one_column_differ_though_the_counter_wraps() -> None:

@@ -76,7 +76,7 @@ def test_answers_that_are_kept_together_share_an_allowance(is_inner: bool) -> No
     allowance = Allowance(20 * MIB)
     answer = bomb(CompressionType.ZLIB, 8 * MIB)
     if is_inner:
-        batch = compress(encode_inner(bytes(4 * MIB), "") * 2, CompressionType.ZLIB)
+        batch = compress(encode_inner(bytes(2 * MIB), "") * 2, CompressionType.ZLIB)
         flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | CompressionType.ZLIB.sys_flag
         answer = encode_stored(StoredMessage("t", b"", sys_flag=flag), stored_body=batch)
     kept = [decode_stored(answer, allowance=allowance) for _ in range(2)]

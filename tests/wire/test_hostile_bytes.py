@@ -224,10 +224,14 @@ def request(**changes: object) -> Frame:
         pytest.param("00200000 00100001", "header of 1048577", id="header too long"),
         pytest.param("00000006 02000002 7b7d", "serialisation 2", id="unknown serialisation"),
         pytest.param("00000006 00000002 7b7d", "code", id="no code"),
+        pytest.param(
+            "00000019 01000015 0067 00 091d 00000000 00000000 00000000 00000001",
+            "1 bytes of fields and has 0", id="fields that lie",
+        ),
         pytest.param("48545450 2f312e31", "RocketMQ port", id="HTTP"),
         pytest.param("15030300 02022800", "TLS", id="TLS alert"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_frame_is_refused(data: str, said: str, feed: Feed):
     with pytest.raises(RemoteProtocolError, match=said):
         feed(bytes.fromhex(data))

@@ -23,12 +23,10 @@ def wire(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        ("", 0),
-        ("k|v;", 0),
-        ("TIMER_DELAY_MS|1;k|v;", 413),
+        ("", 0), ("k|v;", 0), ("TIMER_DELAY_MS|1;k|v;", 413),
         ("TIMER_DELAY_MS|1;__LITE_TOPIC|a;", 513),
     ],
-)
+)  # fmt: skip
 def test_the_newest_property_decides_on_the_oldest_broker(text: str, version: int):
     assert least_version(wire(text)) == version
 

@@ -215,12 +215,10 @@ def test_weights_of_zero():
 @pytest.mark.parametrize(
     ("addresses", "room"),
     [
-        ({"a": "p:8080", "b": "p:8080"}, 120),
-        ({"a": "h:9876"}, 120),
-        ({"a": "a:1", "b": "b:1"}, 1000),
-        ({"a": "a:1"}, 1000),
+        ({"a": "p:8080", "b": "p:8080"}, 120), ({"a": "h:9876"}, 120),
+        ({"a": "a:1", "b": "b:1"}, 1000), ({"a": "a:1"}, 1000),
     ],
-)
+)  # fmt: skip
 def test_brokers_behind_a_proxy_share_a_window(addresses, room):
     """A proxy gives its own address for each broker; it may be that of the option nameServer."""
     queues = tuple(QueueData(name, 4, 4) for name in addresses)

@@ -53,13 +53,11 @@ class _Silent:
 @pytest.mark.parametrize(
     ("names", "timeout_s", "of_all", "waits_s"),
     [
-        ("abc", 30.0, False, [1.0, 1.0, 1.0]),
-        ("abc", 1.5, False, [0.5, 0.5, 0.5]),
-        ("abc", 0.15, False, [0.1, 0.1]),
-        ("abc", 30.0, True, [1.0, 1.0, 1.0]),
+        ("abc", 30.0, False, [1.0, 1.0, 1.0]), ("abc", 1.5, False, [0.5, 0.5, 0.5]),
+        ("abc", 0.15, False, [0.1, 0.1]), ("abc", 30.0, True, [1.0, 1.0, 1.0]),
         ("abc", 0.6, True, [0.6, 0.6, 0.6]),
     ],
-)
+)  # fmt: skip
 def test_each_silent_server_gets_its_share_of_the_time(
     names: str, timeout_s: float, of_all: bool, waits_s: list[float]
 ) -> None:

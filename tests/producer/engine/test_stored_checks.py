@@ -18,11 +18,9 @@ from rocket_sink.wire.stored import StoredMessage
 from tests.producer.conftest import request
 
 QUICK = {
-    "sendMsgTimeout": 600,
-    "retryTimesWhenSendFailed": 2,
-    "storedCheckDelay": 50,
+    "sendMsgTimeout": 600, "retryTimesWhenSendFailed": 2, "storedCheckDelay": 50,
     "storedCheckTimeout": 600,
-}
+}  # fmt: skip
 LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True))
 
 
