@@ -193,8 +193,7 @@ def _run(work: Backfill, plan: Plan) -> Resent:
         return work.run(plan.selected)
     with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
         done = work.run(
-            plan.selected,
-            progress=lambda count: bar.advance_to(min(count, plan.selected)),
+            plan.selected, progress=lambda count: bar.advance_to(min(count, plan.selected))
         )
         bar.advance_to(plan.selected, f"{done.settled:,} stored")
     return done

@@ -39,13 +39,7 @@ def cluster() -> None:
 @click.option("--version", help="RocketMQ version. Default: 5.5.0.")
 @click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
 @json_option
-def up(
-    home: Path,
-    brokers: int,
-    queues: int,
-    version: str | None,
-    tls: str | None,
-) -> None:
+def up(home: Path, brokers: int, queues: int, version: str | None, tls: str | None) -> None:
     """Start the cluster and wait until it stores messages; do nothing if it runs already."""
     state = clusters.up(
         home, brokers, queues=queues, tls=tls, version=version or clusters.DEFAULT_VERSION,
@@ -66,9 +60,13 @@ def status(home: Path) -> int:
         return 1
     _print(state)
     if not state.ready:
-        note("it is starting, or its start was cut short; rocket-sink cluster up goes on")
+        note("it is starting, or its start was cut short: repeat the command that started it")
     elif not state.running:
-        note("rocket-sink cluster up starts the processes that have ended")
+        words = ["rocket-sink", "cluster", "up", "--home", str(state.home), "--version",
+                 state.version, "--brokers", str(len(state.brokers)), "--queues",
+                 str(state.queues), *(["--tls", state.tls] if state.tls else [])]  # fmt: skip
+        note("start the processes that have ended:")
+        note(f"  {shlex.join(words)}")
     return 0 if state.running else 1
 
 

@@ -51,12 +51,7 @@ _FIELDS = {item.name for item in dataclasses.fields(Message) if item.init} - {"b
 @click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver later: level 1 to 18.")
 @click.option("--delay-ms", type=click.IntRange(0), help="Deliver so much later (5.x brokers).")
 @json_lines_option("One JSON object per message.")
-def send(
-    bodies: tuple[str, ...],
-    path: Any,
-    json_lines: bool,
-    **fields: Any,
-) -> int:
+def send(bodies: tuple[str, ...], path: Any, json_lines: bool, **fields: Any) -> int:
     """Send messages from the command line or from standard input.
 
     Exits 0 only when every message was acknowledged.

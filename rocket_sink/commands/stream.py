@@ -50,10 +50,7 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
 )
 @sink_options("nameServer", "topic", "ledger", "ordering")
 @click.option(
-    "--lane",
-    type=click.Choice(LANES),
-    default="foreach",
-    help="How rows reach the sink.",
+    "--lane", type=click.Choice(LANES), default="foreach", help="How rows reach the sink."
 )
 @click.option("--checkpoint", help="Checkpoint directory of the query.")
 @click.option(

@@ -62,7 +62,8 @@ def tail(
 ) -> None:
     """Print the messages of a topic, and wait for new ones.
 
-    Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
+    Times are UTC. Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do
+    not notice.
     """
 
     options = resolved_options()
@@ -144,7 +145,8 @@ def _print(queue: MessageQueue, message: StoredMessage) -> None:
     marks = "  ".join(
         f"{name}={row[name]}" for name in ("tags", "keys", "shardingKey") if row[name]
     )
-    when = datetime.datetime.fromtimestamp(row["storedMs"] / 1000).strftime("%H:%M:%S.%f")[:-3]
+    stored = datetime.datetime.fromtimestamp(row["storedMs"] / 1000, datetime.timezone.utc)
+    when = stored.strftime("%H:%M:%S.%f")[:-3]
     line(f"{when}  {row['broker']}:{row['queueId']} @{row['queueOffset']}  {marks}  {row['body']}")
 
 

@@ -94,7 +94,7 @@ def list_transactions(path: str, everything: bool, limit: int, **spark: Any) -> 
     rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --query 5b2f...""",
 )
 @sink_options("nameServer", "ledger")
-@click.option("--query", metavar="ID", help="Only transactions of this query.")
+@click.option("--query", metavar="ID", help="Only of this query (the start of its id).")
 @click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
 @spark_options
 @json_option
@@ -109,7 +109,7 @@ def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
         from rocket_sink.spark.transactions import TransactionCommitter
 
         committer = TransactionCommitter(session, options, ordered=True)
-        rows = committer.open_epochs(query)
+        rows = [row for row in committer.open_epochs() if row.query_id.startswith(query or "")]
         if dry_run:
             _print_plan(rows)
             return 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from shlex import quote
 from typing import Any, Final
 
 import click
@@ -93,7 +94,8 @@ def _of_ledger(
             if quick.unfolded_epochs:
                 raise LedgerError(
                     f"{quick.unfolded_epochs} epochs are not folded yet, so their rows would count "
-                    f"as foreign; run `rocket-sink ledger fold --ledger {clean(path)}` first",
+                    "as foreign; run `rocket-sink ledger fold --ledger "
+                    f"{quote(clean(path))}` first",
                     path=path,
                 )
             query: Query = quick.query

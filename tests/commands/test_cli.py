@@ -1,24 +1,28 @@
 """The command line in general: help texts, exit codes, imported modules, streams of output."""
 
+import datetime as dt
 import json
+import signal
 
 import click
 import pytest
+from pyspark.errors import PySparkException
 
 from rocket_sink import cli
-from rocket_sink.commands.common.base import Command, Group, one_line
+from rocket_sink.commands.common.base import (
+    Command,
+    Group,
+    handle_signals,
+    one_line,
+    time_ms,
+    time_value,
+)
 from rocket_sink.errors import ClusterError, RocketSinkError
 from tests.python import run_python
 
 HEAVY = (
-    "pyspark",
-    "pyarrow",
-    "numpy",
-    "rich",
-    "psutil",
-    "rocket_sink.wire",
-    "rocket_sink.producer",
-)
+    "pyspark", "pyarrow", "numpy", "rich", "psutil", "rocket_sink.wire", "rocket_sink.producer",
+)  # fmt: skip
 
 
 def leaves() -> list[tuple[str, ...]]:
@@ -164,34 +168,84 @@ def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str
     assert {option["name"] for option in json.loads(out)} >= {"nameServer", "ordering"}
 
 
-class TestOneLine:
-    def test_our_error_is_its_first_line(self) -> None:
-        assert one_line(ClusterError("no port.\nlog 1\nlog 2")).startswith("no port. (--debug")
+class JavaError(Exception):
+    """Stands for py4j's error."""
 
-    def test_our_error_inside_sparks(self) -> None:
-        error = RuntimeError(
-            "[STREAM_FAILED] Query terminated\nTraceback ...\n"
-            "rocket_sink.errors.DeliveryError: a row cannot be sent\n\tat org.apache..."
-        )
-        assert one_line(error) == "a row cannot be sent"
+    __module__ = "py4j.protocol"
 
-    def test_a_workers_error_is_the_end_of_its_traceback(self) -> None:
-        trace = (
-            "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most "
-            "recent call last):\n  File \"worker.py\", line 1, in main\nKeyError: 'a'\n\nDuring "
-            "handling of the above exception:\n\nValueError: no such row\n\n"
-            "\tat org.apache.spark.Task.run\nCaused by: java.io.IOException: gone\n"
-        )
-        from pyspark.errors import PySparkException
 
-        assert one_line(PySparkException(trace)) == "ValueError: no such row"
+WORKER = (
+    "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent "
+    "call last):\n  File \"worker.py\", line 1, in main\nKeyError: 'a'\n\nDuring handling of the "
+    "above exception:\n\nValueError: no such row\n\n\tat org.apache.spark.Task.run\n"
+    "Caused by: java.io.IOException: gone\n"
+)
+STREAM = "[STREAM_FAILED] Query terminated\nTraceback ...\n"
+CALLING = "An error occurred while calling o1.load.\n: "
 
-    def test_executors_without_the_package(self) -> None:
-        error = RuntimeError(
-            "[STREAM_FAILED] Query terminated\nTraceback (most recent call last):\n"
-            "ModuleNotFoundError: No module named 'rocket_sink'\n\tat org.apache..."
-        )
-        assert "--py-files as a .zip" in one_line(error)
 
-    def test_long_text_is_cut(self) -> None:
-        assert len(one_line(RocketSinkError("x" * 5000))) == 600
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ClusterError("no port.\nlog 1\nlog 2"), "no port. (--debug shows them all)"),
+        (ClusterError(" no  port.\n"), "no port."),
+        (RuntimeError(STREAM + "rocket_sink.errors.DeliveryError: early\n\tat org.apache...\n"
+                      "rocket_sink.errors.DeliveryError: a row cannot be sent\n"),
+         "a row cannot be sent"),
+        (PySparkException(WORKER), "ValueError: no such row"),
+        (PySparkException("[PYTHON] none"), "[PYTHON] none"),
+        (PySparkException("first\nsecond"), "first"),
+        (JavaError(""), "JavaError"),
+        (JavaError(CALLING), "An error occurred while calling o1.load."),
+        (JavaError(CALLING + "java.lang.Exception: x\n\tat a.b"), "Exception: x"),
+        (JavaError(CALLING + "a.SparkException: x\n\tat a.b\nCaused by: a.b.GoneError: y\n\tat\n"
+                   "Caused by: a.b.LastError: z"), "GoneError: y"),
+        (RuntimeError(STREAM + "ModuleNotFoundError: No module named 'rocket_sink'\n\tat org..."),
+         "the executors have no rocket_sink: give it to them by --py-files as a .zip"),
+        (ValueError(), "ValueError"),
+        (ValueError("a  b\nc"), "ValueError: a b c"),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line(error: Exception, line: str) -> None:
+    shown = one_line(error)
+    assert shown == line if not line.endswith(".zip") else shown.startswith(line)
+
+
+def test_a_long_error_is_cut() -> None:
+    assert len(one_line(RocketSinkError("x" * 5000))) == 600
+
+
+NOW = dt.datetime.now(dt.timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-01-31T12:00", dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)),
+        ("2026-01-31", dt.datetime(2026, 1, 31, tzinfo=dt.timezone.utc)),
+        ("2026-01-31T12:00:05+08:00", dt.datetime(2026, 1, 31, 4, 0, 5, tzinfo=dt.timezone.utc)),
+        ("0s", NOW), ("90s", NOW - dt.timedelta(seconds=90)), ("5m", NOW - dt.timedelta(minutes=5)),
+        ("7h", NOW - dt.timedelta(hours=7)), ("10d", NOW - dt.timedelta(days=10)),
+    ],
+)  # fmt: skip
+def test_a_time_without_a_zone_is_utc(text: str, moment: dt.datetime) -> None:
+    context, option = click.Context(cli.cli), click.Option(["--since"])
+    since = time_value(context, option, text)
+    late = dt.timedelta() if "-" in text else dt.timedelta(minutes=30)
+    assert since is not None and moment <= since <= moment + late
+    since_ms = time_ms(context, option, text)
+    milliseconds = moment.timestamp() * 1000
+    assert since_ms is not None and milliseconds - 1 < since_ms <= milliseconds + late / MS
+    assert time_value(context, option, None) is time_ms(context, option, None) is None
+
+
+MS = dt.timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_handler_of_signals_goes_with_its_context(number: signal.Signals) -> None:
+    seen: list[int] = []
+    before = signal.getsignal(number)
+    with handle_signals(lambda signal_number, _: seen.append(signal_number)):
+        signal.raise_signal(number)
+    assert seen == [number] and signal.getsignal(number) is before

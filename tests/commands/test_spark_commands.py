@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from rocket_sink import cli
 from rocket_sink.commands import stream
 from rocket_sink.commands.common.stream_run import Report, Source
-from rocket_sink.errors import LedgerError
+from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.driver.fold import FoldSummary
 from rocket_sink.ledger.upkeep.erase import Erased
 from rocket_sink.ledger.upkeep.expire import Expired
@@ -139,27 +139,35 @@ def test_flags_of_the_session(
     assert ("-XX:TieredStopAtLevel=1" in str(more["conf"])) is ("stream" not in command)
 
 
-def epoch(number: int, **more: Any) -> Row:
-    facts = {"query_id": "q1", "epoch": number, "halves": 1000, "topics": ["t"], "at": None}
-    return Row(**facts, committed=0, refused=0, open=True, **more)
+def epoch(query_id: str, number: int) -> Row:
+    return Row(
+        query_id=query_id, epoch=number, halves=1000, topics=["t"], at=None, committed=0, refused=0,
+        open=True,
+    )  # fmt: skip
 
 
 class Committer:
     """Stands for the committer of a ledger's transactions, and for the checker."""
 
-    rows: ClassVar[list[Row]] = [epoch(4), epoch(5)]
+    rows: ClassVar[list[Row]] = [epoch("b", 0), epoch("query", 4), epoch("query", 5)]
+    ends: ClassVar[dict[tuple[str, int], Any]] = {}
     made: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spark: Any, options: SinkOptions, **more: Any) -> None:
         self.made.clear()
         self.made.update(more, ledger=options.ledger)
 
-    def open_epochs(self, query_id: str | None) -> list[Row]:
-        return [row for row in self.rows if query_id in (None, row.query_id)]
+    def open_epochs(self) -> list[Row]:
+        return self.rows
 
-    def end(self, query_id: str, number: int, *, wait_s: float, **more: Any) -> EndReport:
+    def end(self, query_id: str, number: int, *, wait_s: float, progress: Any) -> EndReport:
         assert wait_s == 60
-        return EndReport(query_id, number, committed=1000, found_stored=number - 4)
+        progress(500, 1000)
+        end = self.ends.get((query_id, number), EndReport(query_id, number, committed=1000))
+        if isinstance(end, Exception):
+            raise end
+        assert isinstance(end, EndReport)
+        return end
 
     def watch(self, *topics: str) -> None:
         mark, state = SimpleNamespace(query_id="q1", epoch=4), SimpleNamespace(name="COMMIT")
@@ -186,21 +194,43 @@ def committer(monkeypatch: pytest.MonkeyPatch) -> type[Committer]:
     return Committer
 
 
+AWAY, LOST = DeliveryError("broker-a is away"), EndReport("query", 4, committed=1, refused=2)
+VISIBLE = "1,000 messages are visible"
+GONE = "2 are lost: their brokers do not have them any more"
+
+
+@pytest.mark.parametrize(
+    ("more", "ends", "lines", "code"),
+    [
+        ("", {}, [f"b epoch 0: {VISIBLE}", f"query epoch 4: {VISIBLE}",
+                  f"query epoch 5: {VISIBLE}"], 0),
+        ("--query qu", {("query", 5): EndReport("query", 5, committed=1000, found_stored=3)},
+         [f"query epoch 4: {VISIBLE}", f"query epoch 5: {VISIBLE}, 3 were before"], 0),
+        ("", {("b", 0): AWAY}, ["b epoch 0 stays open: broker-a is away",
+                                f"query epoch 4: {VISIBLE}", f"query epoch 5: {VISIBLE}"], 1),
+        ("--query query", {("query", 4): AWAY}, ["query epoch 4 stays open: broker-a is away",
+         "query epoch 5 stays open: an earlier epoch of its query is open"], 1),
+        ("--query query", {("query", 4): LOST},
+         [f"query epoch 4: 1 message is visible; {GONE}", f"query epoch 5: {VISIBLE}"], 1),
+        ("--query b", {("b", 0): EndReport("b", 0, busy=True)},
+         ["b epoch 0 stays open: another process is ending transactions of the ledger"], 1),
+    ],
+)  # fmt: skip
 def test_open_transactions_are_settled(
-    committer: type[Committer], ledger: str, cluster: FakeCluster
-) -> None:
-    names = ("-n", cluster.name_server)
-    done = run("transactions settle", ledger, *names)
-    assert [line for line in done.err.splitlines() if line.startswith("query ")] == [
-        "query q1 epoch 4: 1,000 messages are visible",
-        "query q1 epoch 5: 1,000 messages are visible, 1 were before",
-    ]
-    assert "settle 2 transactions: 2,000 in " in done.err
+    committer: Any, ledger: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch,
+    more: str, ends: dict[tuple[str, int], Any], lines: list[str], code: int,
+) -> None:  # fmt: skip
+    """An epoch that stays open keeps back those of its query only; lost messages are no success."""
+    monkeypatch.setattr(committer, "ends", ends)
+    names = ("-n", cluster.name_server, *more.split())
+    done = run("transactions settle", ledger, *names, code=code)
+    said = [line for line in done.err.splitlines() if line.startswith("query ")]
+    assert said == [f"query {line}" for line in lines]
+    assert f"settle {len(lines)} transactions: {len(lines)},000 in " in done.err
     assert committer.made == {"ordered": True, "ledger": ledger}
-    document = run("transactions settle", ledger, *names, "--json").json()
-    assert [(each["epoch"], each["committed"], each["error"]) for each in document] == [
-        (4, 1000, None), (5, 1000, None)
-    ]  # fmt: skip
+    document = run("transactions settle", ledger, *names, "--json", code=code).json()
+    assert [bool(each["error"]) for each in document] == ["stays open" in line for line in lines]
+    assert sum(each["refused"] for each in document) == (2 if LOST in ends.values() else 0)
 
 
 @pytest.mark.parametrize("command", ["settle --dry-run", "list --all --limit 2"])
@@ -209,14 +239,15 @@ def test_open_transactions_are_listed(
 ) -> None:
     names = ("-n", "127.0.0.1:1") if "settle" in command else ()
     done = run(f"transactions {command}", ledger, *names)
-    assert done.out.count("q1") == 2 and done.out.count("1,000") == 2
-    said = "2 transactions of 2,000 messages are open; nothing committed"
+    shown = (0, 4, 5) if "settle" in command else (0, 4)
+    assert done.out.count("1,000") == len(shown) and "query" in done.out
+    said = "3 transactions of 3,000 messages are open; nothing committed"
     *_, last = done.err.splitlines()
     assert last == said if "settle" in command else last.startswith("half messages of attempts")
     words = shlex.split(f"transactions {command} --json")
     done = run(" ".join(words), ledger, *names)
     rows = done.json() if "settle" in command else done.lines()
-    assert [(row["epoch"], row["halves"]) for row in rows] == [(4, 1000), (5, 1000)]
+    assert [(row["epoch"], row["halves"]) for row in rows] == [(epoch, 1000) for epoch in shown]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,20 +60,42 @@ def test_nothing_from_before_the_time(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "count"), [(["--last", "3"], 3), (["--last", "0"], 0), (["--from-start"], 12)]
-)
-def test_what_is_stored_is_in_the_order_of_time(begin: list[str], count: int) -> None:
-    """The last are the newest of all queues."""
+    ("more", "shown"),
+    [
+        ("--last 3", range(9, 12)), ("--last 99", range(12)), ("--last 0", ()), ("", ()),
+        ("--from-start", range(12)), ("--from-start --limit 2", range(2)),
+        ("--from-start --key k3", [3]), ("--from-start --tag odd", range(1, 12, 2)),
+        ("--since 1970-01-01T00:00:10", (10, 11)), ("--since 1970-01-01T08:00:10+08:00", (10, 11)),
+    ],
+)  # fmt: skip
+def test_what_is_stored_is_in_the_order_of_time(more: str, shown: Sequence[int]) -> None:
+    """The last are the newest of all queues. Times without a zone are UTC."""
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 2)
         for second in range(12):
-            broker = cluster.brokers[second % 2]
-            message = StoredMessage(
-                "t", str(second).encode(), queue_id=second % 4 // 2, store_ms=1000 * second
-            )
-            broker.store.append(message)
-        shown = bodies(cluster, *begin)
-    assert shown == [str(second) for second in range(12 - count, 12)]
+            properties = {"KEYS": f"k{second} all", "TAGS": ("even", "odd")[second % 2],
+                          "UNIQ_KEY": f"ID{second}", "color": "red"}  # fmt: skip
+            cluster.brokers[second % 2].store.append(StoredMessage(
+                "t", str(second).encode(), queue_id=second % 4 // 2, store_ms=1000 * second,
+                born_ms=second, properties=properties,
+            ))  # fmt: skip
+        rows = tail(cluster, "--no-follow", "--json", *more.split()).lines()
+        lines = tail(cluster, "--no-follow", *more.split()).out.splitlines()
+    assert [row["body"] for row in rows] == [str(second) for second in shown]
+    for row, line, second in zip(rows, lines, shown, strict=True):
+        queue, offset = second % 4 // 2, second // 4
+        broker = f"broker-{'ab'[second % 2]}"
+        tag = ("even", "odd")[second % 2]
+        assert row == {
+            "topic": "t", "broker": broker, "queueId": queue, "queueOffset": offset,
+            "storedMs": 1000 * second, "bornMs": second, "messageId": f"ID{second}", "tags": tag,
+            "keys": f"k{second} all", "shardingKey": None, "body": str(second),
+            "properties": {"color": "red"},
+        }  # fmt: skip
+        assert line == (
+            f"00:00:{second:02d}.000  {broker}:{queue} @{offset}  tags={tag}  keys=k{second} all  "
+            f"{second}"
+        )
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "koi8-r"])

@@ -148,7 +148,8 @@ def debug_wanted(arguments: Sequence[str]) -> bool:
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
 """A rocket-sink error at the end of a worker's traceback in a Spark exception."""
-_FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
+_JAVA: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
+"""The lines of py4j's text that name the error of Java, and then its causes."""
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
@@ -198,8 +199,8 @@ def _spark_text(error: BaseException) -> str:
     if workers:
         return str(workers[-1])
     if "An error occurred while calling" in first:
-        match = _FOREIGN.search(text)
-        return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else first
+        errors = [f"{name.rpartition('.')[2]}: {more}" for name, more in _JAVA.findall(text)]
+        return errors[:2][-1] if errors else first
     return first
 
 
