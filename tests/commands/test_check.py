@@ -1,14 +1,18 @@
 """`rocket-sink check` with a broker that is away or full, wrong credentials, or behind a proxy."""
 
 import datetime as dt
+import errno
 import json
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rocket_sink import TableProducer
+from rocket_sink.commands.check import _compared
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
@@ -112,3 +116,126 @@ def test_other_commands_name_the_page_about_proxies(cluster: FakeCluster) -> Non
     text = " ".join(done.err.split())
     assert done.code == 1
     assert "request type 106 not supported" in text and "docs/deploy/proxy.md" in text
+
+
+NS = {"one:1": {("a", "1"), ("b", "2")}, "two:1": {("a", "1")}, "other:1": {("a", "9")}}
+
+
+@pytest.mark.parametrize(
+    ("server", "others", "state", "part"),
+    [
+        ("one:1", (), "ok", "answers, knows 2 brokers"),
+        ("one:1", ("two:1",), "ok", "answers, knows 2 brokers"),
+        ("two:1", ("one:1",), "note", "answers, knows 1 broker, not b, which others know"),
+        ("two:1", ("other:1",), "fail", "knows 1 broker (a), none that other:1 knows: one of"),
+        ("one:1", ("two:1", "other:1"), "ok", "answers, knows 2 brokers"),
+        ("other:1", ("one:1", "two:1"), "fail", "(a), none that one:1, two:1 knows"),
+        ("none:1", ("one:1",), "fail", "answers, but knows no broker"),
+    ],
+)
+def test_name_servers_are_compared(
+    server: str, others: Sequence[str], state: str, part: str
+) -> None:
+    """A server that knows nobody is no stranger to others."""
+    known = {**NS, "none:1": set[tuple[str, str]]()}
+    own = {name: known[name] for name in (server, *others, "none:1")}
+    found_state, text = _compared(server, own)
+    assert (found_state, part in text) == (state, True), text
+
+
+def test_each_name_server_is_asked(cluster: FakeCluster) -> None:
+    with FakeCluster(brokers=["broker-z"]) as other:
+        servers = f"{cluster.name_server};127.0.0.1:1;{other.name_server}"
+        done = run_command("check", "-n", servers, "-O", "connectTimeoutMs=500", "--json")
+    states = {each["what"]: each["state"] for each in done.json()["findings"]}
+    names = (cluster.name_server, "127.0.0.1:1", other.name_server)
+    assert [states[f"name server {name}"] for name in names] == ["fail"] * 3
+    silent = run_command("check", "-n", "127.0.0.1:1", "-t", "t", "--json").json()["findings"]
+    assert [each["what"] for each in silent] == ["python", "java", "name server 127.0.0.1:1"]
+
+
+NO_READ = Answer(16, "the broker's permission is denied")
+EXACT = ("-O", "delivery=effectively_once")
+
+
+def refuse(code: RequestCode) -> Callable[[FakeCluster], object]:
+    return lambda cluster: cluster.brokers[0].on(code, NO_READ, times=None)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "more", "state", "part"),
+    [
+        (lambda _: None, (), "ok", "answers (queue 0 is at offset 0)"),
+        (lambda _: None, EXACT, "ok", "answers (queue 0 is at offset 0)"),
+        (refuse(RequestCode.GET_MAX_OFFSET), (), "ok", "this user may send at most, not read"),
+        (refuse(RequestCode.GET_MAX_OFFSET), EXACT, "fail", "permission is denied"),
+        (refuse(RequestCode.QUERY_MESSAGE), EXACT, "fail", "permission is denied"),
+        (refuse(RequestCode.QUERY_MESSAGE), (), "ok", "answers (queue 0"),
+        (lambda cluster: cluster.create_topic("t", read_queues=0), (), "ok",
+         ", not asked: no readable queue"),
+        (lambda cluster: setattr(cluster.brokers[0], "is_master", False), (), "fail",
+         "has no master now"),
+    ],
+)  # fmt: skip
+def test_a_broker_is_asked_as_a_query_will_ask(
+    cluster: FakeCluster, prepare: Callable[[FakeCluster], object], more: tuple[str, ...],
+    state: str, part: str,
+) -> None:  # fmt: skip
+    prepare(cluster)
+    done = run_command("check", "-n", cluster.name_server, "-t", "t", *more, "--json")
+    findings = {each["what"]: (each["state"], each["text"]) for each in done.json()["findings"]}
+    assert (findings["broker broker-a"][0], part in findings["broker broker-a"][1]) == (state, True)
+    states = {found for found, _ in findings.values()}
+    assert done.code == ("fail" in states) and findings["java"][0] == "ok"
+    if part == "has no master now":
+        assert findings["topic t"][1] == "has no queue to write to: no broker has a master"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ([{"queues": 3}], "6 writable queues on 2 of 2 registered brokers"),
+        ([{"queues": 1, "brokers": ["broker-b"]}],
+         "1 writable queue on 1 of 2 registered brokers; put it on all brokers with rocket-sink"),
+        ([{"queues": 2}, {"queues": 2, "brokers": ["broker-a"], "perm": PermName.READ}],
+         "2 writable queues on 1 of 2 registered brokers; 1 without master or write permission"),
+    ],
+)  # fmt: skip
+def test_the_last_line_counts_the_findings(settings: list[dict[str, Any]], text: str) -> None:
+    with FakeCluster(brokers=2) as cluster:
+        for each in settings:
+            cluster.create_topic("t", **each)
+        done = run_command("check", "-n", cluster.name_server, "-t", "t")
+        assert text in " ".join(done.out.split()) and done.code == 0
+        last = done.out.splitlines()[-1]
+        assert last == ("ready" if text.endswith("brokers") else "ready, with 1 note")
+        assert ("note" in done.out.replace(last, "")) is ("note" in last)
+        done = run_command("check", "-n", cluster.name_server)
+        assert "none given (--topic): brokers are not looked at" in " ".join(done.out.split())
+        cluster.broker("broker-b").kill()
+        done = run_command("check", "-n", cluster.name_server, "-t", "t")
+        assert done.code == 1 and done.out.splitlines()[-1].startswith("1 of ")
+
+
+def test_a_group_is_compared_with_a_ledger(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = run_command("check", "-n", cluster.name_server, "-g", "billing")
+    assert asked.code == 2 and "give --ledger PATH" in asked.err
+    ledger = store(tmp_path / "ledger", in_order([send_rows([attempt()], context())], 1))
+    group = ("-l", ledger, "-g", "billing")
+    assert "request type 14 not" in check(cluster, *group, code=1)["group billing"][1]
+    monkeypatch.setattr("rocket_sink.ledger.query.duckdb_reader.find_spec", lambda name: None)
+    state, text = check(cluster, *group, code=1)["group billing"]
+    assert state == "fail" and "rocket-sink report --group" in text
+
+
+def test_a_ledger_without_hard_links_is_refused(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse_links)
+    findings = check(cluster, "-l", str(tmp_path / "new"), code=1)
+    assert "no hard links" in findings["ledger"][1] and not list(tmp_path.iterdir())

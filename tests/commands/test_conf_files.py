@@ -8,7 +8,8 @@ import pytest
 from rocket_sink.commands.common.sink_input import read_conf
 from rocket_sink.commands.options import conf_text, default_text
 from rocket_sink.errors import OptionError
-from rocket_sink.options import OPTIONS, SinkOptions, find_option
+from rocket_sink.options import GROUPS, OPTIONS, SinkOptions, find_option, options_in
+from tests.run_command import run_command
 from tools.marked import markdown_table, with_options
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +95,30 @@ def test_no_secret_stands_in_the_example_values() -> None:
     for name in ("accessKey", "secretKey", "securityToken", "tlsKeyPassword"):
         (line,) = re.findall(rf"^#{name} = (.*)$", conf_text(), re.MULTILINE)
         assert line.startswith(("env:", "file:")), find_option(name)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_options_of_a_group(group: str, tmp_path: Path) -> None:
+    wanted = options_in([group])
+    shown = run_command("options", "--group", group).out
+    assert {o.name for o in OPTIONS if re.search(rf"\b{o.name}\b", shown)} >= {
+        o.name for o in wanted
+    }
+    assert shown.count("what it is") == 1 and shown.startswith(group)
+    rows = run_command("options", "--group", group, "--json").json()
+    assert [row["name"] for row in rows] == [option.name for option in wanted]
+    assert all(row["group"] == group and row["help"] for row in rows)
+    assert run_command("options", "--group", group, "--conf").code == 2
+    everything = run_command("options").out
+    assert everything.count("what it is") == len(GROUPS)
+    file = tmp_path / "sink.conf"
+    assert run_command("options", "--conf", "--out", str(file)).err == f"written to {file}\n"
+    assert file.read_text() == conf_text() == run_command("options", "--conf").out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("maxMessageSize", "4 MiB"), ("nameServer", ""), ("sendMsgTimeout", "3000 ms")],
+)
+def test_a_default_has_its_unit(name: str, text: str) -> None:
+    assert default_text(find_option(name)) == text
