@@ -1,5 +1,7 @@
 """The demo's parts: its rows, its verdict, its fault. tests/integration runs the whole demo."""
 
+import datetime as dt
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +10,19 @@ from unittest.mock import Mock
 
 import pyarrow.parquet
 import pytest
+from pyspark.sql import Row
 
 from rocket_sink.cluster import Broker
+from rocket_sink.commands.common.output import show
 from rocket_sink.commands.demo import _empty_folder
-from rocket_sink.commands.demo.flights import BODY, verdict, write_flights
-from rocket_sink.commands.demo.run import FaultInjector
+from rocket_sink.commands.demo.flights import BODY, Flights, verdict, write_flights
+from rocket_sink.commands.demo.run import DemoSummary, FaultInjector
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.report import Report
+from rocket_sink.ledger.report.values import ErrorFigures, IsolationFigures, Totals
+from rocket_sink.ledger.sql import Scope
+from tests.docs.checks import check_command
+from tests.run_command import run_command
 
 ROWS = 3000
 
@@ -152,9 +161,83 @@ def test_a_broker_is_broken_once_and_repaired_after_its_time(fault: str, repair:
 def test_a_stream_that_ends_early_ends_the_fault() -> None:
     broker = Mock(spec=Broker)
     injector = FaultInjector(broker, "freeze", lambda text: None)
+    injector.repair()
     injector.step(due=True)
     injector.repair()
-    broker.thaw.assert_called_once()
+    assert [name for name, *_ in broker.method_calls] == ["freeze", "thaw"]
+    assert injector.events[0].endswith("is frozen for 6 s (SIGSTOP)")
+
+
+GOOD: dict[str, int] = dict.fromkeys(
+    ("lost", "foreign", "new_ids", "duplicates", "disordered_keys", "moved_keys"), 0
+)
+
+
+@pytest.mark.parametrize(
+    ("totals", "changes", "failure"),
+    [
+        ({}, {}, None),
+        ({"unknown": 3000}, {"duplicates": 3000}, None),
+        ({"superseded_rows": 1, "duplicates_possible": 1}, {"duplicates": 2}, None),
+        ({"unknown": 2999}, {"duplicates": 3000},
+         "3,000 duplicates, but only 2,999 were announced"),
+        ({"not_adding_up": 1}, {}, "1 epochs of the ledger do not add up"),
+        ({"rows_in": 11_999}, {}, "the ledger has 11,999 rows, the input 12,000"),
+        ({}, {"lost": 1000}, "1,000 rows are lost"),
+        ({}, {"foreign": 1}, "1 messages are no rows of the demo, or differ"),
+        ({}, {"new_ids": 2}, "2 duplicates have a message id of their own"),
+        ({}, {"disordered_keys": 4}, "4 keys are out of order"),
+        ({}, {"moved_keys": 5}, "5 keys are in several queues"),
+    ],
+)  # fmt: skip
+def test_the_end_says_what_went_wrong(
+    totals: dict[str, int], changes: dict[str, int], failure: str | None, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
+    isolated = [
+        IsolationFigures(f"broker-{number}", "t", "X", 1.0, at, 1.0, True, 1) for number in range(9)
+    ]
+    report = Report(
+        "/l", Scope(), Totals(**{"rows_in": 12_000, **totals}), isolations=isolated,
+        errors=[ErrorFigures("CONNECTION_LOST", None, 1, 1200, 1, at, at, "")],
+    )  # fmt: skip
+    place = tmp_path / "my demo" / "ledger"
+    messages = {"stored": 12_000, "distinct": 12_000, "keys": 2000, **GOOD, **changes}
+    flights = Flights(rows=12_000, files=3, keys=2000, keyless=1)
+    summary = DemoSummary(place, flights, 1.0, report, Row(**messages), ["an event"])
+    assert summary.failures == ([failure] if failure else [])
+    show(*summary.tables())
+    out = capsys.readouterr().out
+    assert ("PASSED" in out) is not failure and (f"FAILED:\n  - {failure}\n" in out) is bool(
+        failure
+    )
+    text = " ".join(out.split())
+    in_order = 2000 - changes.get("disordered_keys", 0)
+    assert f"keys in order {in_order:,} of 2,000 {changes.get('moved_keys', 0)} moved" in text
+    assert f"announced as possible: {summary.announced:,}" in text
+    assert "an event Requests that failed (1,200 CONNECTION_LOST) are not acked" in text
+    assert "broker-0" not in text and "broker-1" in text and "broker-8" in text
+    (line,) = [line for line in out.splitlines() if line.startswith("  rocket-sink ")]
+    assert shlex.split(line) == ["rocket-sink", "report", "--ledger", str(place)]
+    check_command(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_only_the_ledger_stays(
+    passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, rows: int, fault: str) -> bool:
+        assert (rows, fault, folder) == (50_000, "kill", tmp_path / "new" / "demo")
+        for name in ("flights", "checkpoint", "ledger"):
+            (folder / name).mkdir(exist_ok=True)
+        return passed
+
+    monkeypatch.setattr("rocket_sink.commands.demo.run.run", run)
+    words = ("--rows", "50000", "--fault", "kill", "--out", str(tmp_path / "new" / "demo"))
+    assert run_command("demo", *words).code == (not passed)
+    assert [path.name for path in (tmp_path / "new" / "demo").iterdir()] == ["ledger"]
+    assert "holds other files (ledger ...)" in run_command("demo", *words).err
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
 """`rocket-sink report` on a local ledger, without Spark."""
 
+import contextlib
 import datetime as dt
 import json
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import psutil
 import pytest
 
 from rocket_sink.commands.common import spark_input
@@ -53,11 +54,8 @@ def test_json_has_the_verdict(ledger: str) -> None:
         "broker_left_route", "letters_refused", "broker_slow", "broker_was_isolated"
     ]  # fmt: skip
     (absence,) = document["absences"]
-    assert (absence["broker"], absence["left_route"], absence["back_at"]) == (
-        "broker-b",
-        True,
-        None,
-    )
+    place = absence["broker"], absence["left_route"], absence["back_at"]
+    assert place == ("broker-b", True, None)
     assert absence["stored_elsewhere"] > 1000
 
 
@@ -141,43 +139,88 @@ def test_a_damaged_ledger_is_one_line(ledger: str, tmp_path: Path, defect: str) 
     assert "cannot" in line and "backup" in line and "<unknown>" not in line
 
 
-def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process stands for a JVM that is still starting."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*_: Any, **__: Any) -> None:
-        command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        started.append(subprocess.Popen(command))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rocket_sink.spark.session.build_session", start)
-    with pytest.raises(KeyboardInterrupt), spark_input.spark_session("report"):
-        pass
-    (child,) = started
-    until_s = time.monotonic() + 60
-    while child.poll() is None and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert child.returncode is not None
-    assert not psutil.pid_exists(child.pid) or child.returncode != 0
+SLEEPS = "import signal, time; signal.signal(15, signal.{}); print(1, flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("error", "stays"), [(GeneratorExit, 0), (LedgerError("x"), 0), (ValueError, 1)]
+    ("moment", "reaction"),
+    [("starting", "SIG_DFL"), ("in a job", "SIG_IGN"), ("Spark's own exception", "SIG_DFL")],
+)
+def test_ctrl_c_leaves_no_process(
+    reaction: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child process stands for a JVM, which may be busy. Older children stay."""
+    started: list[subprocess.Popen[bytes]] = []
+    spark, before = MagicMock(), signal.getsignal(signal.SIGINT)
+
+    def child() -> None:
+        command = [sys.executable, "-c", SLEEPS.format(reaction)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None and started[-1].stdout.readline()
+
+    def start(*_: Any, **__: Any) -> Any:
+        child()
+        if moment == "starting":
+            signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # PySpark sets its own handler.
+        return spark
+
+    child()
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", start)
+    monkeypatch.setattr(spark_input, "_JVM_ENDS_S", 0.2 if reaction == "SIG_IGN" else 60)
+    try:
+        with pytest.raises(KeyboardInterrupt), spark_input.spark_session("report"):
+            if moment == "in a job":
+                signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
+        older, new = started
+        assert new.wait(60) is not None
+        assert older.poll() is None and not spark.stop.called
+        assert signal.getsignal(signal.SIGINT) is before
+        assert logging.root.isEnabledFor(logging.ERROR) is (moment == "Spark's own exception")
+    finally:
+        logging.disable(logging.NOTSET)
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+@pytest.mark.parametrize(
+    ("error", "stays"), [(None, 0), (GeneratorExit, 0), (LedgerError("x"), 0), (ValueError("x"), 1)]
 )
 def test_sparks_log_stays_for_errors_that_are_not_ours(
-    error: Any, stays: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    error: Any, stays: int, is_submitted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Remove the log after a signal, too: it ends a benchmark by a BaseException."""
+    from pyspark.logger import PySparkLogger
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
+    from rocket_sink.spark.console import LOG
+
+    spark, shown = MagicMock(), PySparkLogger.getLogger("SQLQueryContextLogger")
+
+    def start(*_: Any, **__: Any) -> Any:
+        os.write(2, b"the JVM's noise")
+        return spark
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("rocket_sink.spark.session.build_session", fail)
-    kind = error if isinstance(error, type) else type(error)
-    with pytest.raises(kind), spark_input.spark_session("report"):
-        pass
-    assert len(list(tmp_path.iterdir())) == stays
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", start)
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    before = LOG.disabled, shown.disabled
+    ours = contextlib.suppress(GeneratorExit, LedgerError, ValueError)
+    with ours, spark_input.spark_session("report"):
+        assert LOG.disabled and shown.disabled is not is_submitted
+        if error:
+            raise error
+    assert (LOG.disabled, shown.disabled) == before
+    assert spark.stop.call_count == 1
+    logs, err = list(tmp_path.iterdir()), capfd.readouterr().err
+    assert len(logs) == (0 if is_submitted else stays)
+    assert ("the JVM's noise" in err) is is_submitted
+    for log in logs:
+        assert log.read_text() == "the JVM's noise" and f"Spark's log: {log}\n" in err
 
 
 @pytest.mark.parametrize("was_silent", [False, True])

@@ -1,7 +1,9 @@
 """The sources of a command's sink options, and which source wins."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import click
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from rocket_sink.commands.common import sink_input
 from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.sink_input import given_options, sink_options
+from rocket_sink.errors import ClusterError
 from tests.run_command import run_command
 
 
@@ -92,7 +95,26 @@ def test_a_stream_is_refused_before_spark_starts(
     assert words in done.err
 
 
+@pytest.mark.parametrize(
+    ("state", "address"),
+    [(None, None), (ClusterError("damaged"), None), (OSError(13, "no"), None),
+     (SimpleNamespace(running=False, name_server="local:1"), None),
+     (SimpleNamespace(running=True, name_server="local:1"), "local:1")],
+)  # fmt: skip
+def test_the_local_cluster_is_used_if_it_runs(
+    state: Any, address: str | None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.undo()
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    monkeypatch.setattr(sink_input, "status", MagicMock(side_effect=[state]))
+    assert given().get("nameServer") == address
+    noted = "name server: local:1 (the local cluster)\n" if address else ""
+    assert capsys.readouterr().err == noted
+
+
 def test_paths_become_absolute_and_uris_stay() -> None:
     assert sink_input.absolute("ledger") == str(Path("ledger").absolute())
-    for uri in ("s3a://bucket/ledger", "hdfs://n/ledger"):
+    assert sink_input.absolute("~/ledger") == str(Path.home() / "ledger")
+    for uri in ("s3a://bucket/ledger", "hdfs://n/ledger", "file:/ledger"):
         assert sink_input.absolute(uri) == uri
