@@ -72,6 +72,14 @@ def test_a_closed_topic_is_opened_by_the_command(cluster: FakeCluster) -> None:
     assert check(cluster)["topic t"][0] == "ok"
 
 
+def test_a_topic_is_created_by_the_command_if_no_broker_makes_it() -> None:
+    with FakeCluster(brokers=1, queues=0) as cluster:
+        _, text = check(cluster, topic="new", code=1)["topic new"]
+        assert "no broker makes topics by itself (TBW102 has no route)" in text
+        assert run_command(*shlex.split(text.partition("rocket-sink ")[2])).code == 0
+        assert check(cluster, topic="new")["topic new"][0] == "ok"
+
+
 @pytest.mark.parametrize("topic", ["t", "not-there-yet"])
 def test_a_wrong_password_is_told_also_without_the_topic(cluster: FakeCluster, topic: str) -> None:
     refusal = Answer(16, "check signature failed, user=me")

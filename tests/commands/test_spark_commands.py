@@ -312,3 +312,30 @@ def test_a_stream_is_run_and_reported(
         "checkpoint": str(Path("ck").absolute()), "trigger": "1 second", "stop_timeout_s": 5,
     }  # fmt: skip
     assert run(words, ledger, "--json", code=bool(error)).json()["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("summary", "line"),
+    [
+        (FoldSummary(), ""),
+        (FoldSummary(busy=True, holder="host:7"), "host:7 is folding the ledger: what tasks"),
+        (FoldSummary(damaged=("a",)), "damaged and put aside, the table lacks its rows: a"),
+        (LedgerError("no disk"), "no disk; what is not folded yet is not shown"),
+    ],
+)
+def test_a_report_by_spark_notes_what_it_lacks(
+    ledger: str, summary: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag of Spark starts Spark, even if DuckDB could read the ledger."""
+    monkeypatch.setattr(LEDGER + "sync", MagicMock(side_effect=[summary]))
+    made = MagicMock(**{"return_value.as_dict.return_value": {"a": 1}})
+    monkeypatch.setattr(LEDGER + "report", made)
+    words = "report --master local --query q --since 2026-01-31 --until 2026-02-01 --epochs 3"
+    done = run(f"{words} -g billing -n a:1", ledger, "--json")
+    assert done.json() == {"a": 1}
+    assert [part.startswith(line) for part in done.err.splitlines()[2:]] == [True] * bool(line)
+    asked = made.call_args.kwargs
+    assert asked.pop("options").name_server == "a:1"
+    since = dt.datetime(2026, 1, 31, tzinfo=dt.timezone.utc)
+    assert asked == {"query": "q", "since": since, "until": since + DAY, "epochs": 3,
+                     "charts": False, "group": "billing"}  # fmt: skip

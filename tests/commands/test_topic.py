@@ -82,7 +82,10 @@ def test_show_and_list(cluster: FakeCluster) -> None:
     for name in ("rmq_sys_x", "broker-a", "FakeCluster_REPLY_TOPIC"):
         cluster.create_topic(name)
     shown = run_command("topic", "show", "t", "-n", cluster.name_server)
-    assert "FIFO" in shown.out and "read and write" in shown.out
+    address = cluster.brokers[0].address
+    row = f"broker-a {address} - 4 4 read and write FIFO"
+    heads = "topic t broker master slaves write queues read queues permission type"
+    assert " ".join(shown.out.split()).startswith(heads) and row in " ".join(shown.out.split())
     cluster.brokers[0].kill()
     shown = run_command("topic", "show", "t", "-n", cluster.name_server, "--json")
     assert [(row["broker"], row["writeQueues"]) for row in shown.json()] == [

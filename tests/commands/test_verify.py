@@ -1,6 +1,7 @@
 """`rocket-sink verify` against the scripted cluster: planted faults, retention, delays, keys."""
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
+from tests.docs.checks import check_command
 from tests.ledger.night import store
-from tests.ledger.values import accounts, attempt, confirmed, context, letter
+from tests.ledger.values import accounts, attempt, confirmed, context, letter, write_spool
 from tests.ledger.views import quick_ledger
 from tests.recorded import ROWS, run, verified
 from tests.run_command import run_command
@@ -68,6 +70,8 @@ def test_deleted_doubled_and_foreign_messages_are_told(
     run(cluster.name_server, ledger, context(), **DELAYED, **form)
     sums = verified(cluster.name_server, "--ledger", str(ledger))
     assert sums == {"topic": "t", "acknowledged": ROWS, "found": ROWS, "adds_up": True}
+    done = run_command("verify", "-n", cluster.name_server, "--ledger", str(ledger))
+    assert done.code == 0 and done.out.endswith("It adds up.\n") and "twice" not in done.out
     messages = [m for broker in cluster.brokers for m in broker.store.messages("t")]
     lost, doubled = [m for m in messages if ("DELAY" in m.properties) is is_delayed][:2]
     delete(lost)
@@ -79,6 +83,7 @@ def test_deleted_doubled_and_foreign_messages_are_told(
     assert faults == {"topic": "t", **counts}
     text = run_command("verify", "-n", cluster.name_server, "-t", "t", "--ledger", str(ledger)).out
     assert "It does not add up." in text
+    assert all(f"{name} {n} " in " ".join(text.split()) for name, n in counts.items())
     place = lost.message_id if is_delayed else f"broker-a:{lost.queue_id} @{lost.queue_offset}"
     assert f"missing: {place}" in text and f"{doubled.message_id}" in text
 
@@ -212,6 +217,21 @@ def test_keys_of_a_table_are_compared(cluster: FakeCluster, tmp_path: Path, dele
     pq.write_table(pa.table({"order": [*keys, "not sent"][1:]}), file)
     faults = verified(cluster.name_server, *named, code=1)
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
+
+
+def test_rows_that_are_not_folded_are_by_the_advised_command(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    ledger = store(tmp_path / "my ledger", in_order([accounts(context(), acked=1)], 1))
+    write_spool(ledger, context(epoch=1), accounts(context(epoch=1), acked=1))
+    done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
+    assert done.code == 1 and "1 epochs are not folded yet" in done.err
+    program, *words = shlex.split(done.err.split("`")[1])
+    assert (program, words) == ("rocket-sink", ["ledger", "fold", "--ledger", ledger])
+    check_command(words)
+    (tmp_path / "my ledger" / "_spool" / "x").parent.rename(tmp_path / "aside")
+    done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
+    assert done.code == 0 and "no stored message: there is nothing to verify" in done.err
 
 
 def test_what_is_compared_must_be_named(cluster: FakeCluster) -> None:
