@@ -26,8 +26,9 @@ Other kinds of notes:
 - `queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the
   checkpoint. A different id means that the checkpoint was deleted or belongs to another query.
   Epochs would then begin at 0 again, but the ledger's rows of these epochs under this `appId`
-  describe other data. Also, under its own id, each streaming query that a driver has started with
-  this ledger, and the epoch that was pending then (`unrecorded_epoch`).
+  describe other data. Also each streaming query that a driver has started with this ledger, under
+  its own id and the way in which it leaves records, and the epoch that was pending then
+  (`unrecorded_epoch`).
 - `ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
 """
 
@@ -220,8 +221,7 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     last = -1
     try:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            note = _epoch_note(place, query_id)
-            last = int(note["epoch"])
+            last = int(_epoch_note(place, query_id)["epoch"])
         if last < epoch:
             _write_epoch_note(place, query_id, epoch)
     except (OSError, LedgerError):
@@ -437,18 +437,20 @@ def claim_app_id(
         )  # fmt: skip
 
 
-def unrecorded_epoch(place: LedgerPath, query_id: str, pending_epoch: str) -> str:
+def unrecorded_epoch(place: LedgerPath, query: str, pending_epoch: str) -> str:
     """Note the first start of a streaming query with this ledger, and the epoch that was pending in
     its checkpoint then; return that epoch, also at later starts. Empty: no epoch was pending.
+    `query` names the query with the way in which it leaves records.
 
-    An earlier run that has begun this epoch had another ledger, or another query id, as after a
-    copy of the checkpoint without its file `metadata` (Spark 4.0, 4.1). So the ledger has no record
-    of what that run has sent. Return `pending_epoch` if the note cannot be read or written."""
+    An earlier run that has begun this epoch had another ledger, another way of leaving records, or
+    another query id, as after a copy of the checkpoint without its file `metadata` (Spark 4.0,
+    4.1). So there is no record of what that run has sent. Return `pending_epoch` if the note cannot
+    be read or written."""
     try:
-        store, name = NoteStore(place, _QUERIES), folder_part(query_id)
+        store, name = NoteStore(place, _QUERIES), folder_part(query)
         note = store.read(name)
         if note is None:
-            note = {"query_id": query_id, "name": query_id, "pending_epoch": pending_epoch}
+            note = {"name": query, "pending_epoch": pending_epoch}
             store.write(name, note)
         return str(note["pending_epoch"])
     except (OSError, LedgerError, ValueError, KeyError, TypeError):

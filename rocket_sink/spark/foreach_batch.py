@@ -181,7 +181,7 @@ class BatchWriter:
         start = self._starts.get(query)
         if start is None or start.run != run:
             if stream.query_id:
-                tell_unrecorded(self._options, stream.query_id, session.conf)
+                tell_unrecorded(self._options, stream.query_id, session.conf, "foreachBatch")
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.

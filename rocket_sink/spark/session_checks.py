@@ -59,9 +59,9 @@ CONTINUOUS: Final = (
 )
 _OTHER_LEDGER: Final = (
     "the checkpoint shows that epoch %s was begun before, but the ledger %s has no record of that "
-    "run: it used another ledger, it failed before it came to the sink, or the checkpoint is a "
-    "copy without the file `metadata`. The rows of the epoch count as possible duplicates. Name "
-    "the query with the option appId, by which the ledger refuses such a copy"
+    "run: it used another ledger, appId, lane or ledgerVia, it failed before it came to the sink, "
+    "or the checkpoint is a copy without the file `metadata`, which the ledger refuses if a query "
+    "has an appId from its first start on. The rows of the epoch count as possible duplicates"
 )
 _UPDATE: Final = (
     'Spark gives a Python data source no rows in outputMode("update"), and nothing is sent. Use '
@@ -280,14 +280,23 @@ def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
         settings.set(PENDING, str(last_begun))
 
 
-def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any) -> None:
+def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any, lane: str = "") -> None:
     """Note the start of a streaming query in its ledger. If an earlier run has begun the pending
-    epoch, and the ledger has no record of that run, warn and let the tasks know. `settings` are
-    those of the query's own session."""
+    epoch, and the ledger has no record of that run, warn and let the tasks know.
+
+    Another `appId` gives the query's rows other ids, and other names in the ledger. A killed epoch
+    of foreachBatch or `ledgerVia=spark` leaves records that only these two look at. So a query that
+    got another appId, lane or `ledgerVia` starts anew here.
+
+    Args:
+        settings: those of the query's own session.
+        lane: "foreachBatch"; empty for the other lanes, which leave records in one way.
+    """
     if not options.ledger:
         return
     pending = settings.get(PENDING, "")
-    epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, pending)
+    name = f"{query_id}~{options.app_id}~{lane or options.ledger_via}"
+    epoch = unrecorded_epoch(resolve_path(options.ledger), name, pending)
     # The query may have a second sink with a ledger of its own, which has set its own epoch.
     settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:

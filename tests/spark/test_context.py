@@ -23,9 +23,17 @@ def test_the_run_is_told_from_the_query(properties: dict[str, str], run: str) ->
     assert streaming_run(properties.get) == run
 
 
-def test_each_sink_of_a_query_has_a_record_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "lane"),
+    [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
+)
+def test_each_way_to_leave_records_begins_anew(
+    tmp_path: Path, options: dict[str, str], lane: str
+) -> None:
     settings = MagicMock()
-    for ledger, pending in (("old", ""), ("new", "5"), ("old", "5")):
-        settings.get.return_value = pending
-        tell_unrecorded(SinkOptions.parse(ledger=str(tmp_path / ledger)), "q", settings)
+    starts = (({}, "", ""), (options, lane, "5"), ({}, "", "5"))
+    for more, by, settings.get.return_value in starts:
+        ledger = tmp_path / more.get("ledger", "old")
+        sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
+        tell_unrecorded(sink, "q", settings, by)
     assert settings.set.mock_calls == [call(UNRECORDED, epoch) for epoch in ("", "5", "")]
