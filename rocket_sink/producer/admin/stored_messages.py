@@ -5,7 +5,7 @@ caller's thread drives the engine. Completions of sends stay in the engine until
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +53,7 @@ class StoredMessages:
     by_route: bool = True
     torn: dict[str, StoredMessage] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
+    _bodies: Mapping[str, bytes] = field(default_factory=dict)
     _found: set[str] = field(default_factory=set)
     _again: deque[Query] = field(default_factory=deque)
     _in_flight: set[Query] = field(default_factory=set)
@@ -69,10 +70,13 @@ class StoredMessages:
         self._settled.update(new)
         self.engine.drive_for(self.engine.options.stored_check_delay_ms / 1000)
 
-    def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """Return the ids for which a broker has a whole message, not only a torn copy."""
+    def find(self, topic: str, ids: Collection[str], *, timed: bool) -> set[str]:
+        """Return the ids for which a broker has a whole message, not only a torn copy. With {id:
+        body} only a message with this body counts: without `delivery=effectively_once` several
+        messages may have one id."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
+        self._bodies = ids if isinstance(ids, Mapping) else {}
         queries = [
             (name, at, wanted_id)
             for wanted_id in ids
@@ -133,6 +137,7 @@ class StoredMessages:
         look_up(
             engine.client, address, topic, message_id, done,
             since_ms=self.since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
+            body=self._bodies.get(message_id),
         )  # fmt: skip
 
     def _check(self, waiting: deque[Query], topic: str) -> None:

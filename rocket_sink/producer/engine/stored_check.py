@@ -105,17 +105,19 @@ def look_up(
     since_ms: int,
     deadline_s: float,
     now_s: float,
+    body: bytes | None = None,
 ) -> None:
     """Ask one broker for the message with this id, and call `done(message, error, now_s)` once. The
-    message has no body. It is None if the broker does not have the message, and
-    `StoredMessage.torn` if the broker has no whole copy. Messages from before `since_ms` (ms since
-    1970) are not searched, because the caller knows that the message is younger."""
+    message is None if the broker does not have the message, and `StoredMessage.torn` if the broker
+    has no whole copy. Messages from before `since_ms` (ms since 1970) are not searched, because the
+    caller knows that the message is younger. With a `body`, messages with another body do not
+    count; without one, no body is read."""
 
     def on_answer(answer: Frame | None, error: SendError | None, at_s: float) -> None:
         message = None
         if answer is not None:
             try:
-                message = _message_in(answer, message_id)
+                message = _message_in(answer, message_id, body)
                 if message is not None:
                     warn_of_replaced(message, address)
             except SendError as refused:
@@ -134,16 +136,17 @@ def look_up(
     client.call(address, frame, Call(on_answer), deadline_s=deadline_s, now_s=now_s)
 
 
-def _message_in(answer: Frame, message_id: str) -> StoredMessage | None:
+def _message_in(answer: Frame, message_id: str, body: bytes | None) -> StoredMessage | None:
     if answer.code not in _ANSWERS:
         error = error_for_answer(answer.code, answer.remark)
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
     matches = decode_stored(
-        answer.body, wanted=lambda properties: properties.get(UNIQ_KEY) == message_id, bodies=False
+        answer.body, wanted=lambda own: own.get(UNIQ_KEY) == message_id, bodies=body is not None
     )
-    return min(matches, key=lambda message: message.torn, default=None)
+    same = (message for message in matches if body is None or message.body == body)
+    return min(same, key=lambda message: message.torn, default=None)
 
 
 @dataclass(eq=False)

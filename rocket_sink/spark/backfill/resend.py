@@ -23,14 +23,12 @@ Only with `move_keys` is the letter sent to another queue."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -261,14 +259,14 @@ class Resender:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
             SendError: the error is fatal, or no name server answers.
         """
-        ids: dict[tuple[str, bool], list[str]] = {}
+        ids: dict[tuple[str, bool], dict[str, bytes]] = {}
         options, stored_ids = self.options, set[str]()
-        names = ("topic", "message_id", "unknown_at", *DELAY_COLUMNS)
+        names = ("topic", "message_id", "body", "unknown_at", *DELAY_COLUMNS)
         present = [name for name in names if name in letters.schema.names]
         for letter in letters.select(present).to_pylist():
             topic = self._homes.topic_of(letter["topic"])
             timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
-            ids.setdefault((topic, timed), []).append(letter["message_id"])
+            ids.setdefault((topic, timed), {})[letter["message_id"]] = letter["body"]
             broker = letter.get("unknown_at")
             if broker and options.delivery == "effectively_once" and not options.topic:
                 self._silent.setdefault(topic, set()).add(broker)
@@ -434,11 +432,16 @@ def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
 
 
 def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut where `was_stored` changes, because `_deliver` sends the two kinds differently."""
-    kinds = letters["was_stored"].to_numpy(zero_copy_only=False)
-    cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
-    for start, end in itertools.pairwise([0, *cuts, len(kinds)]):
-        yield letters.slice(start, end - start)
+    """Cut where `was_stored` changes, because `_deliver` sends the two kinds differently, and where
+    a message id comes again, because the results of a chunk are known by their ids."""
+    start, ids = 0, set[str]()
+    kinds = letters["was_stored"].to_pylist()
+    for row, message_id in enumerate(letters["message_id"].to_pylist()):
+        if message_id in ids or kinds[row] != kinds[start]:
+            yield letters.slice(start, row - start)
+            start, ids = row, set()
+        ids.add(message_id)
+    yield letters.slice(start)
 
 
 def _names(chunk: pa.RecordBatch) -> dict[str, Any]:

@@ -146,11 +146,11 @@ def test_all_are_stored_under_their_ids_and_resolved(bed: Bed) -> None:
 
 
 def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed: Bed) -> None:
-    """The letters are two versions of an order: the first is stored, of unknown outcome."""
+    """The letters are two versions of an order, of unknown outcome; the first is stored."""
     resender, _ = bed.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
     again = letters(
         ["A", "A"], letter_id=["one", "two"], message_id=["order-17"] * 2,
-        body=[b"price 1", b"price 2"], open=[True, False],
+        body=[b"price 1", b"price 2"], open=[True, True],
     )  # fmt: skip
     resender, spool = bed.send(again)
     assert (resender.total.found, resender.total.resent) == (1, 1)
@@ -193,7 +193,7 @@ def test_a_refused_letter_stays_pending_and_stops_its_key(
     monkeypatch.setattr(resend, "CHUNK", 2)
     keys: list[str | None] = ["bad", "good", "bad", "good", "bad", "good"]
     bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
-    resender, spool = bed.send(letters(keys, body=bodies))
+    resender, spool = bed.send(letters(keys, body=bodies, message_id=["order-17"] * 6))
     assert spool.resolved() == {"letter-1", "letter-3", "letter-5"}
     assert (resender.total.failed, resender.total.held_back) == (1, 2)
     assert resender.total.codes == {"EMPTY_BODY": 1}
