@@ -160,6 +160,11 @@ def iter_stored(
             yield _inflated(message)
 
 
+def first_offset(buffer: bytes) -> int:
+    """Return the queue offset of the first message in the answer to a pull; 0 if it is cut."""
+    return int(_HEAD.unpack_from(buffer)[5]) if len(buffer) >= _HEAD.size else 0
+
+
 @lru_cache
 def _tail(born_v6: bool, store_v6: bool) -> struct.Struct:
     """Return the layout of the fields from the born host to the body length."""

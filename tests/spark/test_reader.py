@@ -1,5 +1,6 @@
 """The batch reader's options, ranges and rows; tests run the tasks by hand, without Spark."""
 
+import contextlib
 import json
 import pickle
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from rocket_sink.errors import ConfigurationError, NoRouteError, OptionError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.spark.reading.batch import FilteringReader, MessageReader, QueueRange
@@ -202,6 +204,20 @@ def test_messages_that_go_while_they_are_read_are_a_loss(cluster: FakeCluster) -
                 list(batches)
         else:
             assert [batch.num_rows for batch in batches] == [2]
+
+
+@pytest.mark.parametrize(("policy", "is_loss"), [("DELETE", True), ("COMPACTION", False)])
+def test_an_answer_that_begins_late_shows_a_loss(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, policy: str, is_loss: bool
+) -> None:
+    """Brokers pass over messages whose log file is gone."""
+    cluster.create_topic(TOPIC, 2, attributes={"cleanup.policy": policy})
+    fill(cluster, 5)
+    pull = Admin._pull
+    monkeypatch.setattr(Admin, "_pull", lambda a, queue, at, *m: pull(a, queue, max(at, 3), *m))
+    loss = pytest.raises(ConfigurationError, match="no messages from 0 to 3 now")
+    with loss if is_loss else contextlib.nullcontext():
+        assert bodies(cluster) == ["003", "004"]
 
 
 def test_rows_are_the_row_contract_and_where_they_were(cluster: FakeCluster) -> None:

@@ -40,7 +40,7 @@ from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import address_in_id, decode_offset_message_id
 from rocket_sink.wire.properties import UNIQ_KEY, split_keys
 from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses
-from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
+from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored, first_offset
 
 _GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker creates for tools (SubscriptionGroupManager.init)."""
@@ -262,18 +262,19 @@ class Admin:
 
     def read_bytes(
         self, queue: MessageQueue, begin: int, end: int, *, expression: str = "*"
-    ) -> Iterator[tuple[tuple[bytes, bool], int, int]]:
+    ) -> Iterator[tuple[tuple[bytes, int], int, int]]:
         """Yield the encoded messages of the queue from offset `begin` on, with the offsets of their
-        pull and of the next pull. The bytes are empty if the broker passes over these offsets. The
-        flag with them tells that it does not have these messages; otherwise the filter may leave
-        them out. `expression`: a filter by tags, such as `a || b`, that brokers apply by hash
-        codes, so that messages with other tags may come, too."""
+        pull and of the next pull. The bytes are empty if the broker passes over these offsets. With
+        them comes the offset up to which the broker does not have the messages of the pull; below
+        it the filter may have left messages out. `expression`: a filter by tags, such as `a || b`,
+        that brokers apply by hash codes, so that messages with other tags may come, too."""
 
-        def pull(offset: int, *, max_messages: int) -> tuple[tuple[bytes, bool], int]:
+        def pull(offset: int, *, max_messages: int) -> tuple[tuple[bytes, int], int]:
             answer = self._pull(queue, offset, max_messages, expression)
             data, following = responses.pulled_bytes(answer)
-            is_deleted = expression == "*" or answer.code == ResponseCode.PULL_OFFSET_MOVED
-            return (data, not data and is_deleted), following
+            is_whole = expression != "*" and answer.code != ResponseCode.PULL_OFFSET_MOVED
+            first = first_offset(data) if data else following
+            return (data, offset if is_whole else first), following
 
         yield from _pages(begin, end, pull)
 

@@ -79,11 +79,12 @@ class MessageReader(DataSourceReader):
             takes = partial(self._takes, partition)
             answers: list[bytes] = []
             size, following = 0, partition.begin
-            for (data, is_deleted), begin, following in admin.read_bytes(
+            for (data, first), begin, following in admin.read_bytes(  # noqa: B007 (read later)
                 queue, partition.begin, partition.end, expression=partition.expression
             ):
-                if is_deleted and following > begin:
-                    self.report_loss(f"{queue} has no messages from {begin} to {following} now")
+                # A compaction topic keeps the newest message of each key.
+                if first > begin and not self._has(admin, "cleanup.policy", "COMPACTION"):
+                    self.report_loss(f"{queue} has no messages from {begin} to {first} now")
                 answers.append(data)
                 size += len(data)
                 if size >= _BATCH_BYTES:
@@ -128,11 +129,13 @@ class MessageReader(DataSourceReader):
     def _expression(self, admin: Admin) -> str:
         """Return the brokers' filter. If queues hold batches, the brokers do not know the tags in
         them, so pull all messages."""
-        if not self.narrowed.tags:
-            return ALL_TAGS
+        has_tags = self.narrowed.tags and not self._has(admin, "queue.type", "BatchCQ")
+        return self.narrowed.expression if has_tags else ALL_TAGS
+
+    def _has(self, admin: Admin, attribute: str, value: str) -> bool:
+        """Return whether the topic has this attribute on any broker."""
         attributes = admin.topic_attributes(self.options.topic).values()
-        has_batches = any(each.get("queue.type") == "BatchCQ" for each in attributes)
-        return ALL_TAGS if has_batches else self.narrowed.expression
+        return any(each.get(attribute) == value for each in attributes)
 
     def check_named(self, queues: Sequence[MessageQueue]) -> None:
         """Raise an OptionError if an option names a queue that the topic does not have."""
