@@ -113,7 +113,8 @@ class Judge:
 
 @contextmanager
 def quick_locks() -> Iterator[None]:
-    """Let a lease settle at once: in a single process no writer is slow between look and write."""
+    """Let a lease settle at once, for cases in which no other thread folds: a busy machine makes
+    threads of a process, too, slow between look and write."""
     with mock.patch.object(lease_module, "_SETTLE_S", 0.05):
         yield
 
@@ -141,8 +142,7 @@ def lanes(world: World) -> Findings:
         judge.same(f"messages of {lane.name}", stored == wanted, True)
         figures[f"requests {lane.name}"] = asked.total
     ledger = Ledger(world.uri)
-    with quick_locks():
-        ledger.sync(world.spark)
+    ledger.sync(world.spark)
     epochs = ledger.epochs(world.spark).collect()
     judge.same("epochs", len(epochs), len(LANES))
     judge.same("epochs that add up", sum(e.adds_up for e in epochs), len(LANES))
