@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 import platformdirs
 import psutil
 
-from rocket_sink.cluster.conf import Ports, Secrets
+from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
-from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
+from rocket_sink.cluster.layout import MARK_PROPERTY, START_S, Nodes, Runtime, Wanted, launch
 from rocket_sink.errors import ClusterError
 from rocket_sink.private_file import FileLock
 from rocket_sink.text import counted
@@ -79,13 +79,6 @@ class ClusterState:
         """Whether the start was completed and all processes exist, running or frozen (SIGSTOP)."""
         return self.ready and all(node.alive for node in self.nodes)
 
-    def client_options(self) -> dict[str, str]:
-        """Return the options of a client: nameServer, and TLS if the cluster has it."""
-        options = {"nameServer": self.name_server}
-        if self.tls:
-            options |= {"tlsMode": "verify-full", "tlsCa": str(self.home / "tls" / "ca.pem")}
-        return options
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `--json`, with the current `alive` and `running`."""
         return {
@@ -109,14 +102,9 @@ def up(
     brokers: int = 2,
     *,
     version: str = DEFAULT_VERSION,
-    acl: Secrets | None = None,
     tls: str | None = None,
     queues: int = 4,
-    broker_config: Mapping[str, str] | None = None,
-    heap_mb: int = 512,
     progress: Progress | None = None,
-    cache: Path | None = None,
-    timeout_s: float = 240,
 ) -> ClusterState:
     """Start a detached cluster in `home`. If one runs there, return it, even if its settings
     differ; `progress` then gets a line about them.
@@ -124,7 +112,7 @@ def up(
     If only brokers are dead, and the settings are the same, start these brokers again. In all other
     cases stop the processes that are left, and start all with the same data and, if they are free,
     the same ports. Arguments and errors are those of LocalCluster."""
-    wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
+    wanted = Wanted(brokers, version, tls=tls, queues=queues)
     with _lock_home(home, progress) as folder:
         alive: list[NodeState] = []
         ports = None
@@ -147,12 +135,12 @@ def up(
                 ports = Ports(server, tuple(others))
             else:
                 _end(running)
-        runtime = Runtime.make(wanted, folder, cache, progress)
+        runtime = Runtime.make(wanted, folder, progress)
         try:
             nodes = launch(
                 runtime,
                 lambda: {"start_new_session": True},
-                timeout_s=timeout_s,
+                timeout_s=START_S,
                 # Save each process at once: if this process is killed, `down` finds the others.
                 spawned=lambda nodes: _save(runtime, nodes, alive, ready=False),
                 ports=ports,

@@ -28,6 +28,8 @@ NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
 """A JVM property with a random value; a later process with the same pid does not have it."""
 
+START_S = 240.0
+"""Longest wait for a start, without the time to fetch RocketMQ."""
 _PORT_TRIES = 3
 _MOST_BROKERS = 64
 
@@ -73,9 +75,7 @@ class Runtime:
     """A cluster without TLS disables it: each server would make a certificate (a second of CPU)."""
 
     @classmethod
-    def make(
-        cls, wanted: Wanted, home: Path, cache: Path | None, progress: Progress | None
-    ) -> Runtime:
+    def make(cls, wanted: Wanted, home: Path, progress: Progress | None) -> Runtime:
         """Find Java and the jars, and make certificates; raise ClusterError if one fails."""
         if "," in str(home):
             # Brokers take a comma (MixAll.MULTI_PATH_SPLITTER) for the end of the store's path.
@@ -84,7 +84,7 @@ class Runtime:
                 "path: choose another home (or TMPDIR)."
             )
         java = find_java()
-        jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
+        jars = resolve_jars(wanted.version, java=java, progress=progress)
         loopback = write_loopback_jar(jars, home)
         class_path = os.pathsep.join(map(str, (loopback, *jars)))
         tell = progress or (lambda text: None)

@@ -7,14 +7,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rocket_sink.cluster import conf
 from rocket_sink.cluster.conf import CLUSTER_NAME, Secrets
 from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress, resolve_jars
-from rocket_sink.cluster.layout import Nodes, Runtime, Wanted, launch
+from rocket_sink.cluster.layout import START_S, Nodes, Runtime, Wanted, launch
 from rocket_sink.cluster.node import Broker
 from rocket_sink.cluster.tls import TestCertificates
 from rocket_sink.errors import ClusterError
@@ -35,7 +35,6 @@ class LocalCluster:
         queues: queues per broker of topics that brokers create.
         broker_config: lines for every broker.conf; they override all others.
         progress: called with lines of text.
-        cache: the folder of the jars.
         heap_mb: the heap of each broker.
         tls_client_auth: "none", "optional" or "require": whether clients need `tls_client`.
 
@@ -54,7 +53,6 @@ class LocalCluster:
         queues: int = 4,
         broker_config: Mapping[str, str] | None = None,
         progress: Progress | None = None,
-        cache: Path | None = None,
         heap_mb: int = 512,
         tls_client_auth: str = "none",
     ) -> None:
@@ -63,7 +61,6 @@ class LocalCluster:
         )
         self._asked_home = home
         self._progress = progress
-        self._cache = cache
         self._guard = Guard()
         self._owner = os.getpid()
         self._nodes: Nodes | None = None
@@ -79,14 +76,14 @@ class LocalCluster:
     def __exit__(self, *failure: object) -> None:
         self.stop()
 
-    def start(self, timeout_s: float = 240) -> LocalCluster:
+    def start(self, timeout_s: float = START_S) -> LocalCluster:
         """Start the cluster if it does not run, and wait until every broker has stored a message.
         `timeout_s` excludes fetching RocketMQ. Raise ClusterError with the last log lines."""
         if self._nodes is not None:
             return self
         home = self._make_home()
         try:
-            self._runtime = Runtime.make(self._wanted, home, self._cache, self._progress)
+            self._runtime = Runtime.make(self._wanted, home, self._progress)
             self._nodes = launch(self._runtime, self._guard.join, timeout_s=timeout_s)
         except BaseException as error:
             self._guard.close()
@@ -170,58 +167,25 @@ class LocalCluster:
             version=self.version,
             acl=self._wanted.acl,
             tls=self._require_runtime().certificates,
-            cache=self._cache,
             timeout_s=timeout_s,
         )
 
-    def create_topic(
-        self,
-        name: str,
-        queues: int = 4,
-        perm: int = 6,
-        *,
-        order: bool = False,
-        brokers: Iterable[str] | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create or update a topic on all brokers, or the named ones, and wait for its route.
+    def create_topic(self, name: str, queues: int = 4) -> None:
+        """Create or update a topic on all brokers, and wait for its route. For other settings, use
+        `rocket-sink topic create` or `admin`."""
+        count = str(queues)
+        self.admin("updateTopic", "-c", CLUSTER_NAME, "-t", name, "-r", count, "-w", count)
+        self.await_route(name)
 
-        `perm` is 2 to write, 4 to read, 6 for both; `order` also stores the order configuration at
-        the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x)."""
-        chosen = self._chosen(brokers)
-        targets = [("-b", b.address) for b in chosen] if brokers else [("-c", CLUSTER_NAME)]
-        arguments = ["-t", name, "-r", str(queues), "-w", str(queues), "-p", str(perm)]
-        if order:
-            arguments += ["-o", "true"]
-        if attributes:
-            arguments += ["-a", ",".join(f"+{key}={value}" for key, value in attributes.items())]
-        for target in targets:
-            self.admin("updateTopic", *target, *arguments)
-        self.await_route(name, brokers=brokers)
-
-    def await_route(
-        self,
-        topic: str,
-        *,
-        brokers: Iterable[str] | None = None,
-        timeout_s: float = _ROUTE_TIMEOUT_S,
-    ) -> None:
-        """Wait until the topic's route has all brokers, or the named ones; else raise ClusterError.
-        A broker that was killed or frozen may be missing for up to 30 s after its return."""
-        for broker in self._chosen(brokers):
-            broker.wait_routed(topic, timeout_s)
+    def await_route(self, topic: str) -> None:
+        """Wait until the topic's route has all brokers, or raise ClusterError. A broker that was
+        killed or frozen may be missing for up to 30 s after its return."""
+        for broker in self._require_nodes().brokers:
+            broker.wait_routed(topic, _ROUTE_TIMEOUT_S)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic from all brokers and from the name server."""
         self.admin("deleteTopic", "-c", CLUSTER_NAME, "-t", name)
-
-    def _chosen(self, names: Iterable[str] | None) -> list[Broker]:
-        by_name = {broker.name: broker for broker in self._require_nodes().brokers}
-        chosen = list(by_name if names is None else names)
-        for name in chosen:
-            if name not in by_name:
-                raise ClusterError(f"No broker {name!r} here: there are {', '.join(by_name)}.")
-        return [by_name[name] for name in chosen]
 
     def _make_home(self) -> Path:
         if self._asked_home is None:
@@ -260,14 +224,13 @@ def admin(
     version: str = DEFAULT_VERSION,
     acl: conf.Secrets | None = None,
     tls: TestCertificates | None = None,
-    cache: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> str:
     """Return the output of an admin tool's command, as `admin(server, "topicStatus", "-t", "t")`,
     in some seconds. Raise ClusterError with the output if the tool fails, prints an error, or
     exceeds `timeout_s`."""
     java = find_java()
-    jars = resolve_jars(version, cache=cache, java=java)
+    jars = resolve_jars(version, java=java)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-admin-") as name:
         folder = Path(name)
         conf.write_rocketmq_home(folder, version, acl)

@@ -85,15 +85,10 @@ def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> Non
 
 def test_topics_come_and_go(cluster: LocalCluster) -> None:
     cluster.create_topic("made", queues=3)
-    cluster.create_topic("made_on_b", queues=2, perm=4, brokers=["broker-b"])
     on_both = cluster.admin("topicStatus", "-t", "made")
     assert on_both.count("broker-a") == on_both.count("broker-b") == 3
-    on_b = cluster.admin("topicRoute", "-t", "made_on_b")
-    assert "broker-a" not in on_b and '"perm":4' in on_b
     cluster.delete_topic("made")
     assert "made" not in cluster.admin("topicList").split()
-    with pytest.raises(ClusterError, match="No broker 'broker-z' here"):
-        cluster.create_topic("x", brokers=["broker-z"])
 
 
 def test_the_admin_tools_failure_is_an_error(cluster: LocalCluster) -> None:

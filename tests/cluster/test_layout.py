@@ -171,7 +171,7 @@ def test_java_reads_the_settings_as_they_were_meant() -> None:
 def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "one,two"
     with pytest.raises(ClusterError, match=r"has a comma.*choose another"):
-        Runtime.make(Wanted(), home, None, None)
+        Runtime.make(Wanted(), home, None)
 
 
 def test_certificates_that_expire_are_made_again(
