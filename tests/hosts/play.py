@@ -147,33 +147,21 @@ class Run:
         sender.wait()
         by_lane = self._ask(do="end") if self._lanes is not None else {}
         by_mode = json.loads(report.read_text())
-        reported = {
-            mode: witness.told_by_producer(mode_report) for mode, mode_report in by_mode.items()
-        }
-        reported |= {
-            lane: witness.told_by_lane(lane_report) for lane, lane_report in by_lane.items()
-        }
         field.await_routes(topic)
         stored = witness.read(field.witness_at, topic, may_skip=case.may_skip)
-        rows = {
-            mode: self._row(
-                case,
-                mode,
-                witness.finding(
-                    mode,
-                    mode_told,
-                    stored,
-                    since_ms,
-                    back_at_ms=back_at_ms,
-                    ordered=mode == "ordered" or (case.strict and mode in lanes.LANES),
-                ),
-            )
-            for mode, mode_told in reported.items()
-        }
+        rows = {}
         for mode, mode_report in {**by_mode, **by_lane}.items():
-            rows[mode]["causes"] = sorted(mode_report["causes"], key=mode_report["causes"].get)[-3:]
-            rows[mode]["errors"] = mode_report.get("errors", [])
-        for mode, row in rows.items():
+            is_lane = mode in lanes.LANES
+            told = (witness.told_by_lane if is_lane else witness.told_by_producer)(mode_report)
+            figures = witness.finding(
+                mode, told, stored, since_ms, back_at_ms=back_at_ms,
+                ordered=mode == "ordered" or (case.strict and is_lane),
+            )  # fmt: skip
+            row = rows[mode] = {
+                **asdict(figures), "broken": broken_promises(figures, case, lane=is_lane),
+                "causes": sorted(mode_report["causes"], key=mode_report["causes"].get)[-3:],
+                "errors": mode_report.get("errors", []),
+            }  # fmt: skip
             self._say(f"  {mode:8} {tables.figures(row)} {'; '.join(row['broken']) or 'held'}")
             for text in (*row["causes"], *row["errors"]):
                 self._say(f"           {text}")
@@ -182,10 +170,6 @@ class Run:
             "options": dict(case.options), "covered": case.covered, "may_fail": case.may_fail,
             "rows": rows,
         }  # fmt: skip
-
-    def _row(self, case: Case, mode: str, figures: witness.Finding) -> dict[str, Any]:
-        broken = broken_promises(figures, case, lane=mode in lanes.LANES)
-        return {**asdict(figures), "broken": broken}
 
 
 def broken_promises(figures: witness.Finding, case: Case, *, lane: bool) -> list[str]:

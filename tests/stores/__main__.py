@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from tests.hosts import tables
 from tests.stores import cases, contend, elsewhere, epochs
 from tests.stores.cases import Findings, World
 from tests.stores.server import S3Server
@@ -102,7 +103,7 @@ def main() -> int:
     if args.short:
         print(json.dumps(results))
     else:
-        store(results, whole=not args.only)
+        tables.store(RESULTS, results, whole=not args.only)
         write_page()
     return int(any(case["broken"] for case in results["cases"]))
 
@@ -130,30 +131,17 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in names} | sdk
 
 
-def store(results: Mapping[str, Any], *, whole: bool) -> None:
-    """Write the results; unless `whole`, keep the stored results of the cases that were not run."""
-    played = {case["name"]: case for case in results["cases"]}
-    older = {} if whole or not RESULTS.exists() else {
-        case["name"]: case for case in json.loads(RESULTS.read_text())["cases"]
-    }  # fmt: skip
-    both = {**older, **played}
-    ordered = [both[case.name] for case in CASES if case.name in both]
-    RESULTS.write_text(json.dumps({**results, "cases": ordered}, indent=1) + "\n")
-
-
 def table(results: Mapping[str, Any]) -> str:
     """Return the generated part of the page."""
-    by_name = {case.name: case for case in CASES}
+    played = {result["name"]: result for result in results["cases"]}
     tried = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    text = (
-        f"Tried with {tried}.\n\n| case | promise | held | figures |\n| --- | --- | --- | --- |\n"
-    )
-    for result in results["cases"]:
-        case = by_name[result["name"]]
-        verdict = "; ".join(result["broken"]) or "held"
-        figures = ", ".join(f"{name} {_number(n)}" for name, n in result["figures"].items())
-        text += f"| {case.title} | {case.promise} | {verdict} | {figures} |\n"
-    return text
+    rows = [
+        (case.title, case.promise, "; ".join(result["broken"]) or "held",
+         ", ".join(f"{name} {_number(n)}" for name, n in result["figures"].items()))
+        for case in CASES if (result := played.get(case.name))
+    ]  # fmt: skip
+    head = ("case", "promise", "held", "figures")
+    return f"Tried with {tried}.\n\n{tables.lines(head, rows)}"
 
 
 def _number(value: Any) -> str:

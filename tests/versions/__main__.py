@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -262,15 +262,7 @@ def run(case: Case) -> Result:
     environment = {
         **os.environ, "ROCKET_SINK_TEST_ROCKETMQ": case.rocketmq, "PYTHONPATH": str(ROOT)
     }  # fmt: skip
-    log = _cache() / f"{case.name}.log"
-    with log.open("w") as file:
-        try:
-            code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=LONGEST_S
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-    text = log.read_text(errors="replace")
+    code, text = _logged(case, command, environment)
     passed = re.search(r"(\d+) passed", text)
     failures = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)))
     note = "" if code == 0 else ", ".join(failures) or f"exit code {code}"
@@ -292,14 +284,25 @@ def _beside(case: Case) -> Result:
     if changed := sorted(str(path) for path in before if after.get(path) != before[path]):
         return _result(case, False, 0, f"pip changes {len(changed)} files: {changed[0]}")
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(python)}
-    log = _cache() / f"{case.name}.log"
-    with tempfile.TemporaryDirectory() as data, log.open("w") as file:
+    with tempfile.TemporaryDirectory() as data:
         command = [str(python), "-m", "tests.versions.lanes", data]
-        code = subprocess.run(
-            command, cwd=ROOT, env=environ, stdout=file, stderr=file, timeout=LONGEST_S
-        ).returncode
-    lanes = log.read_text(errors="replace").count("rows sent, and in the ledger")
+        code, text = _logged(case, command, environ)
+    lanes = text.count("rows sent, and in the ledger")
     return _result(case, code == 0, lanes, "" if code == 0 else f"exit code {code}")
+
+
+def _logged(case: Case, command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command; return its exit code (-1: it did not end in time) and its output, which stays
+    in a log."""
+    log = _cache() / f"{case.name}.log"
+    with log.open("w") as file:
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, env=environ, stdout=file, stderr=file, timeout=LONGEST_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    return code, log.read_text(errors="replace")
 
 
 def _sums(folder: Path) -> dict[Path, str]:
