@@ -11,21 +11,25 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.appender import begin_append
-from rocket_sink.ledger.append.table import last_txn_version
+from rocket_sink.ledger.append.table import is_table, last_txn_version, rows_of_epoch
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 from rocket_sink.ledger.transport import data_files
@@ -191,6 +195,120 @@ def test_files_that_are_gone_are_not_committed(place: LedgerPath) -> None:
 
 
 @pytest.mark.spark
+class Commits:
+    """Commits that fail with these errors first; `meanwhile` happens before the first answer."""
+
+    def __init__(self, *errors: Exception, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.errors, self.tries, self.meanwhile = [*errors], 0, meanwhile
+
+    def __call__(self, *arguments: Any) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            self.meanwhile()
+        if self.errors:
+            raise self.errors.pop()
+        WRITE_VERSION(*arguments)
+
+
+WRITE_VERSION = delta_rs.write_version
+CONFLICT = CommitFailedError("\x1b[31mcommit\x1b[0m:\n  a conflict\n   0: the stack")
+
+
+@pytest.mark.parametrize(
+    ("errors", "meanwhile", "tries", "says"),
+    [
+        ([CONFLICT] * 2, "", 3, ""),
+        ([CONFLICT] * 99, "", 10, "commit: a conflict"),
+        ([DeltaError("the disk")] * 99, "", 1, "the disk"),
+        ([OSError()] * 99, "", 1, "OSError"),
+        ([CONFLICT], "deleted", 1, "commit: a conflict"),
+        ([CONFLICT], "made anew", 1, "commit: a conflict"),
+        ([DeltaError("the answer is lost")], "committed", 1, ""),
+        ([CONFLICT], "another has committed", 1, "another process has committed q 8"),
+        ([CONFLICT], "an earlier one", 2, ""),
+    ],
+)
+def test_a_commit_that_fails_is_tried_again_if_that_helps(
+    place: LedgerPath, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], meanwhile: str,
+    tries: int, says: str,
+) -> None:  # fmt: skip
+    files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
+    table = delta_rs.open_table(place)
+    assert table is not None
+
+    def act() -> None:
+        if meanwhile in ("deleted", "made anew"):
+            shutil.rmtree(place.root)
+        if meanwhile == "made anew":
+            Ledger(place.root).create(SPARK)
+        versions = {"committed": 7, "another has committed": 8, "an earlier one": 6}
+        if version := versions.get(meanwhile):
+            add = delta_rs.add_actions(files if version == 7 else [], has_new_rows=True)
+            WRITE_VERSION(DeltaTable(place.root), add, "q", version)
+
+    commits = Commits(*errors, meanwhile=act)
+    monkeypatch.setattr(delta_rs, "write_version", commits)
+    with pytest.raises(LedgerError, match=f": {says}$") if says else nullcontext() as caught:
+        delta_rs.commit(place, table, files, "q", 7)
+    assert commits.tries == tries
+    if says:
+        assert caught is not None and caught.value.path == place.uri
+    else:
+        assert rows_in(place) == {("q", 0): ROWS}
+
+
+def test_the_rows_of_an_epoch_are_read_without_spark(place: LedgerPath) -> None:
+    for epoch in range(2):
+        by_delta_rs(place, "q", epoch)
+        by_delta_rs(place, "other", epoch)
+    of_epoch = (["send"], "q", 1, ["query_id", "epoch"], "All rows were sent. ")
+    rows = rows_of_epoch(SPARK, place, *of_epoch)
+    assert rows.to_pylist() == [{"query_id": "q", "epoch": 1}] * ROWS
+    assert not rows_of_epoch(SPARK, place, ["epoch"], *of_epoch[1:])
+    for file in Path(place.root, "kind=send").iterdir():
+        file.unlink()
+    with pytest.raises(LedgerError, match=r"^All rows were sent\. the ledger .* cannot be read"):
+        rows_of_epoch(SPARK, place, *of_epoch)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_without_sparks_delta_a_store_has_no_table_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    """If delta-rs commits there, there is no table yet; else nobody can tell."""
+    driver, place = session(), LedgerPath("s3a://b/k", "b/k", is_local=False)
+    driver.conf.unset("spark.sql.extensions")
+    monkeypatch.setattr(table_module, "open_direct", lambda *_: None)
+    monkeypatch.setattr(table_module, "_allowed", {("app", place): commits})
+    with nullcontext() if commits else pytest.raises(LedgerError, match="needs Spark's Delta"):
+        assert not is_table(driver, place)
+
+
+def test_how_spark_is_asked_for_rows(new: Path, tmp_path: Path) -> None:
+    place = resolve_path(shutil.copytree(new, tmp_path / "ledger"))
+    driver, ledger = session(), Ledger(place.root)
+    by_delta_rs(place, "q", 0)
+    driver.read = read = MagicMock()
+    load = read.format.return_value.load
+    assert ledger.rows(driver) is load.return_value
+    past = read.format.return_value.option.return_value.load
+    past.return_value.inputFiles.return_value = [f"{place.uri}/kind=send/x.parquet"]
+    assert ledger.at(1).rows(driver) is past.return_value
+    read.format.return_value.option.assert_called_once_with("versionAsOf", 1)
+    past.return_value.inputFiles.return_value = ["file:/etc/kind=send/x.parquet"]
+    with pytest.raises(LedgerError, match="no rocket-sink wrote"):
+        ledger.at(1).rows(driver)
+    # A session without Delta reads the files that delta-rs names, of the newest version only.
+    driver.conf.unset("spark.sql.extensions")
+    ledger.rows(driver)
+    with_base = read.schema.return_value.option
+    with_base.assert_called_once_with("basePath", place.uri)
+    (file,) = DeltaTable(place.root).file_uris()
+    with_base.return_value.parquet.assert_called_once_with(f"file:{file}")
+    with pytest.raises(LedgerError, match="needs Spark's Delta"):
+        ledger.at(1).rows(driver)
+
+
 @pytest.mark.parametrize(
     "change",
     [

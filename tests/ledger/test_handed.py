@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import fs
+from pyspark.accumulators import Accumulator, _accumulatorRegistry
 
-from rocket_sink.errors import DamagedSpoolError, LedgerError, OptionError
+from rocket_sink.errors import ConfigurationError, DamagedSpoolError, LedgerError, OptionError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import remember
@@ -22,14 +23,16 @@ from rocket_sink.ledger.token import LedgerToken, may_hand_over
 from rocket_sink.ledger.transport import accumulator, handed
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
+from rocket_sink.ledger.transport.transport import RowsForCaller, transport_of
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 
-from .values import accounts, context, letter, sends
+from .values import accounts, context, letter, sends, session
 
 
 def kept(place: LedgerPath) -> list[dict[str, Any]]:
@@ -262,6 +265,49 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
     spool_handed(place, [rows])
     [account] = [row for row in kept(place.driver_folder) if row["kind"] == "epoch"]
     assert account["rows_in"] == account["acked"] == 20 and account["complete"]
+
+
+def test_where_an_attempts_rows_go(tmp_path: Path) -> None:
+    ctx, rows = context(), list[pa.RecordBatch]()
+    parse, folder = SinkOptions.parse, {"nameServer": "-:1", "ledger": str(tmp_path)}
+    for options, emit, kind in (
+        (parse(folder), rows.append, RowsForCaller),
+        (parse({"nameServer": "-:1"}), None, RowsForCaller),
+        (parse(folder), None, SpoolWriter),
+        (parse({**folder, "ledgerVia": "spark"}), None, RowsInMemory),
+    ):
+        ways = transport_of(options, ctx, emit=emit, token=None, hands_over=True)
+        ways.append(sends(ctx))
+        assert type(ways) is kind and (ways.finish() is not None) == (kind is RowsInMemory)
+        assert ways.keeps_failed == (kind is SpoolWriter)
+        ways.abort()
+    assert len(rows) == len(kept(resolve_path(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("via", ["auto", "spark", "spool"])
+def test_an_application_has_an_accumulator_per_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, via: str
+) -> None:
+    """Rows that tasks add come to the spool of the ledger's driver."""
+    monkeypatch.setattr(storage, "active_session", lambda: None)
+    ids = iter(range(10**6, 10**6 + 9))
+    spark = session()
+    spark.sparkContext.accumulator = lambda value, param: Accumulator(next(ids), value, param)
+    names = ("s3://b/a", "s3://b/a", "s3://b/c") if via == "auto" else (str(tmp_path),) * 2
+    options = [SinkOptions.parse({"ledger": name, "ledgerVia": via}) for name in names]
+    monkeypatch.setattr(accumulator, "active_session", lambda: spark)
+    ways = [accumulator.rows_by_accumulator(each) for each in options]
+    assert len({id(way) for way in ways}) == (2 if via == "auto" else 1)
+    assert (ways[0] is None) == (via == "spool")
+    if via == "spark":
+        on_driver = _accumulatorRegistry.pop(10**6)
+        ways[0].add(rows_of(sends(context())))  # as in a task, which has another registry
+        (added,) = _accumulatorRegistry[10**6]._value
+        on_driver.add([added])
+        assert on_driver.value == [] and len(kept(resolve_path(tmp_path))) == 1
+    monkeypatch.setattr(accumulator, "active_session", lambda: None)
+    with pytest.raises(ConfigurationError) if via == "spark" else contextlib.nullcontext():
+        assert accumulator.rows_by_accumulator(options[0]) is None
 
 
 def test_a_local_folder_that_is_another_one_is_never_gone_around(tmp_path: Path) -> None:

@@ -36,6 +36,6 @@ def test_letters_that_were_settled_since(tmp_path: Path) -> None:
     assert settled_since(place, version) == expected
     rows = view_rows(ledger.path, "SELECT letter_id FROM settled")
     assert {row.letter_id for row in rows} == expected
-    ledger.optimize(SPARK)
+    assert ledger.optimize(SPARK) == {"files_added": 1, "files_removed": 6}
     assert settled_since(place, version) == expected
     assert settled_since(place, ledger.version(SPARK)) == set()

@@ -3,6 +3,7 @@
 A second writer commits, deletes or remakes the table at chosen moments.
 """
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,8 +97,21 @@ def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: Ledg
     assert newest(place) is not None
     table = DeltaTable(place.root)
     table.alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
-    assert newest(place) is None
+    assert newest(place) is None and delta_rs.open_table(place) is None
     assert is_table(CLASSIC, place), "its log says so, without a question to Spark's Delta"
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "is_plain"), [(1, 1, True), (1, 2, True), (1, 3, False), (2, 2, False)]
+)
+def test_other_versions_of_deltas_protocol_are_sparks(
+    place: LedgerPath, reader: int, writer: int, is_plain: bool
+) -> None:
+    """From version 3 on, writers check constraints; from a reader's 2 on, columns are renamed."""
+    log = Path(place.root, "_delta_log", f"{4:020}.json")
+    protocol = {"minReaderVersion": reader, "minWriterVersion": writer}
+    log.write_text(json.dumps({"protocol": protocol}))
+    assert (delta_rs.open_table(place) is not None) == is_plain
 
 
 def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path: Path) -> None:

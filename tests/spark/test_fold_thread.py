@@ -183,10 +183,12 @@ def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
     thread.note_end("run-2")
     wait_for(lambda: is_confirmed(tmp_path, 2))
     thread.note_progress(done(2, 5))  # The files of this epoch are in no spool.
+    write(tmp_path, 3, 4)
+    thread.note_progress(done(3, 5))
     thread.note_end("run-1")
-    wait_for(lambda: texts(caplog, "ERROR"))
-    [text] = texts(caplog, "ERROR")
-    assert "lacks 5 of the 5 rows that Spark handed to the tasks of epoch 2 " in text
+    wait_for(lambda: len(texts(caplog, "ERROR")) == 2)
+    for text, (lost, epoch) in zip(texts(caplog, "ERROR"), ((5, 2), (1, 3)), strict=True):
+        assert f"{lost} of the 5 rows that Spark handed to the tasks of epoch {epoch} " in text
 
 
 def test_a_ledger_that_was_made_anew_is_another_ledger(

@@ -57,8 +57,6 @@ _BACKUP: Final = (
 )
 _DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
 """Paths of data files below the table, in which no reader sees an escape or a pattern."""
-_KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
-
 
 _seen: set[LedgerPath] = set()
 """Tables on stores that pyarrow could read once."""
@@ -79,8 +77,8 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 def _is_plain(table: DeltaTable) -> bool:
     protocol = table.protocol()
-    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
-    return is_plain and {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
+    # Tables name their features from the writer's version 7 on.
+    return protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
 
 
 _CommitFile = tuple[int, int]
