@@ -33,7 +33,7 @@ from rocket_sink.routing.fault import PROFILES
 from tests.ledger.views import quick_ledger
 
 from .night import store
-from .values import attempt, context
+from .values import attempt, context, session
 
 
 def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
@@ -92,7 +92,8 @@ def test_no_other_broker_nothing_moves() -> None:
 
 def test_hosts_have_tables_of_their_own() -> None:
     rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
-    assert replay(attempts(*rows), PROFILES["5.x"]).moved == 1
+    replayed = replay(attempts(*rows), PROFILES["5.x"])
+    assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 2.0)
     apart = attempts(*rows, host=np.array([0, 0, 1]), hosts=["a", "b"])
     assert replay(apart, PROFILES["5.x"]).moved == 0
 
@@ -162,6 +163,17 @@ def test_suspicion_tells_false_alarms_from_trouble() -> None:
 def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
     recorded = attempts(*[(float(n), "far", 700.0) for n in range(100)])
     assert {suspicion.troubles for suspicion in suspicions(recorded)} == {0}
+    failed = np.ones(2, bool)
+    recorded = attempts(*SLOW[:2], stored=~failed, isolates=failed)
+    assert {suspicion.late_share for suspicion in suspicions(recorded)} == {0.0}
+
+
+def test_bytes_are_in_flight_from_their_process_until_the_answer() -> None:
+    rows = [(0.0, "a", 1000.0), (0.5, "a", 1000.0), (1.0, "a", 1.0)]
+    recorded = attempts(
+        *rows, wait_ms=np.array([1000.0, 0.0, 0.0]), process=np.array([0, 0, 1])
+    )  # fmt: skip
+    assert recorded.bytes_in_flight().tolist() == [200, 100, 100]
 
 
 def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
@@ -180,6 +192,12 @@ def advice(path: Path, rows: list[AttemptRecord], **options: Any) -> dict[str, s
     tuning = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(options))
     kept = dict(advice.split(": ", 1) for advice in tuning.kept)
     return {n: why for n, why in {**kept, **tuning.options}.items() if "backPressure" in n}
+
+
+def test_without_answers_there_is_no_advice_on_the_window(tmp_path: Path) -> None:
+    failed = attempt(outcome=Outcome.UNKNOWN, error_code="TIMEOUT", response_code=None)
+    [(_, why)] = advice(tmp_path, [failed]).items()
+    assert why == "requests do not wait for a place in the window"
 
 
 WINDOW = SinkOptions().max_in_flight_bytes
@@ -211,10 +229,10 @@ def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
 
 def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
     full = SinkOptions().request_max_messages
-    rows = [attempt(message_count=full, body_bytes=10 * full) for _ in range(50)]
+    rows = [attempt(message_count=full, body_bytes=10 * full) for _ in range(2000)]
     fast = quick_ledger(store(tmp_path, [send_rows(rows, context())]))
     first = tune(fast.query, fast.path, Scope())
-    assert "requestMaxMessages" in first.options
+    assert "requestMaxMessages" in first.options and "only 2 of these" in first.note
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
     assert again.options == {}
     console = Console(file=io.StringIO(), width=200)
@@ -230,9 +248,9 @@ def test_a_profile_that_is_set_is_kept(profile: str) -> None:
     assert isinstance(advice, Suggestion) is (profile == "5.x")
 
 
-@pytest.mark.spark
+@pytest.mark.parametrize("driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)])
 def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], driver: str
 ) -> None:
     ledger = Ledger(tmp_path)
     ctx = context()
@@ -243,16 +261,20 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
         for start, broker, _ in MIXED
     ]  # fmt: skip
     failed = attempt(outcome=Outcome.UNKNOWN, error_code="REQUEST_TIMEOUT", response_code=None)
-    ledger.append(spark, send_rows([*records, failed], ctx))
+    ledger.append(session(), send_rows([*records, failed], ctx))
     fast = quick_ledger(tmp_path)
     scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
     by_duckdb = tune(fast.query, fast.path, scope)
-    rows = ledger.rows(spark)
-    by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)
-    assert by_duckdb == by_spark
+    if driver == "spark":
+        rows = ledger.rows(request.getfixturevalue("spark"))
+        by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)
+        assert by_duckdb == by_spark
+    for comparison in by_duckdb.comparisons:
+        assert {len(row) for row in comparison.rows} == {len(comparison.columns)}
     assert by_duckdb.attempts == len(MIXED)
     (default,) = [candidate for candidate in by_duckdb.candidates if candidate.name == DEFAULT]
     assert (default.isolations, default.moved) == (2, 4)
+    assert "depends on only 1 of these" in by_duckdb.note
     assert tune(fast.query, fast.path, Scope(), limit=3).limited
     few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)
     assert (few.attempts, few.candidates) == (len(MIXED) + 1, [])
