@@ -47,6 +47,16 @@ def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypat
     assert len({message.body for message in cluster.messages("orders")}) == 300
 
 
+def test_a_request_that_comes_when_the_thread_has_ended_is_refused(make_producer, monkeypatch):
+    """The producer was closed since the sender looked."""
+    driver = make_producer()._session.driver
+    driver.close(1.0)
+    monkeypatch.setattr(driver, "check_open", lambda: None)
+    with pytest.raises(ProducerClosedError):
+        driver.submit(SendRequest("orders", b"x"), None)
+    assert not driver._queue.requests
+
+
 def test_places_are_given_in_the_order_of_arrival(cluster, make_producer):
     producer = make_producer(maxInFlight=1, sendMsgTimeout=60_000)
     queue = producer.fetch_publish_message_queues("orders")[0]

@@ -72,8 +72,14 @@ def test_messages_of_a_group_are_drawn_one_by_one(cluster: FakeCluster, tmp_path
         assert line.body_length == len(ids[line.message_id])
 
 
-def test_none_without_the_option(cluster: FakeCluster, tmp_path: Path) -> None:
-    assert send(cluster, tmp_path, {"body": [b"x"]}, traceSample=0).acked == 1
+@pytest.mark.parametrize("share", [0, 1])
+def test_none_without_the_option_or_where_a_broker_wants_none(
+    cluster: FakeCluster, tmp_path: Path, share: int
+) -> None:
+    fields = {"msgId": "7F0000010000238F000000000001E240", "queueId": "0", "queueOffset": "0"}
+    fields["TRACE_ON"] = "false" if share else "true"
+    cluster.on_send(Answer(0, ext=(*fields.items(),), stores=True), times=None)
+    assert send(cluster, tmp_path, {"body": [b"x"]}, traceSample=share).acked == 1
     assert not cluster.messages(TOPIC)
 
 

@@ -104,6 +104,18 @@ def test_without_fault_tolerance_only_suspicion_counts():
     assert homes(brokers, INFO) == set("bc")
 
 
+def test_an_answer_lets_a_window_grow_once():
+    limits = []
+    for answers in ([], [1], [1, 1], [2]):
+        broker = make().of("a")
+        broker.in_flight = 10
+        broker.busy(0.0, 0.0)
+        for count in answers:
+            broker.grow_window(100, *([count] if count > 1 else []))
+        limits.append(broker.window.limit)
+    assert limits[0] < limits[1] < limits[2] == limits[3]
+
+
 def test_who_is_worse_than_another_is_told_once():
     """Requests of which no byte was written leave such a broker."""
     brokers = make()

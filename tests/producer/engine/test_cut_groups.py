@@ -92,6 +92,21 @@ def test_requests_behind_a_cut_group_keep_their_order() -> None:
     assert dispatcher.in_vain <= len(steps), "only the other part of a group, once a step"
 
 
+def test_a_defect_in_a_part_leaves_the_other_part_to_be_sent() -> None:
+    """The connection has the part already, and ends it."""
+
+    class Defect(Dispatcher):
+        def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
+            if attempt.requests == ROOM:
+                attempt.channel = SimpleNamespace()  # type: ignore[assignment]
+                raise RuntimeError("a defect")
+            return super().send(attempt, now_s)
+
+    flow = flow_with(Defect())
+    flow.send(GroupAttempt(flow.ends, request("g", ROOM + 2), (), 0, False, 0.0, 99.0), 0.0)
+    assert flow._dispatcher.sent == [("g", 2)]  # type: ignore[attr-defined]
+
+
 def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room() -> None:
     dispatcher = Dispatcher()
     flow = flow_with(dispatcher)
