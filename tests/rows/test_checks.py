@@ -240,6 +240,32 @@ def test_the_property_limit_counts_each_column(column: str) -> None:
         assert code(**{column: value}) == expected
 
 
+@pytest.mark.parametrize(
+    ("delivery", "limit"),
+    [("at_least_once", "32511 (32767 less what brokers add)"),
+     ("transactional", "31487 (32767 less what brokers and delivery=transactional add)")],
+)  # fmt: skip
+def test_half_messages_have_room_for_their_own_properties(delivery: str, limit: str) -> None:
+    options = TOPIC.with_(delivery=delivery, ledger="/l", ordering="none")
+    (refused,) = check(one_row(body=b"x", tags="x" * 33_000), options).refused
+    assert f"the limit is {limit}" in refused.text
+    size = int(limit[:5]) - len(
+        properties_of(message_of({"body": b"x"}, TOPIC), message_id=MADE_ID)
+    )
+    assert not check(one_row(body=b"x", tags="x" * (size - len("TAGS") - 2)), options).refused
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("tags", 0), ("delay_level", 1), ("delay_ms", 2), ("delivery_timestamp", 2), ("priority", 3),
+     ("lite_topic", 4)],
+)  # fmt: skip
+def test_each_kind_of_rows_has_its_number(column: str, kind: int) -> None:
+    value = "text" if column in ("tags", "lite_topic") else 1
+    rows = check(one_row(body=b"x", **{column: value})).rows
+    assert rows.kinds().tolist() == [kind] and rows.is_delayed is (kind in (1, 2))
+
+
 @pytest.mark.parametrize(("policy", "codes"), [("error", ["RESERVED_PROPERTY"]), ("drop", [])])
 def test_a_row_with_an_event_time_may_not_bring_its_property_too(
     policy: str, codes: list[str]

@@ -83,7 +83,8 @@ def answer(number: int, **changes: str) -> bytes:
     [{}, {"recallHandle": "h", "MSG_REGION": "r"}, {"transactionId": "7F", "MSG_REGION": "r"}],
 )
 def test_the_second_answer_is_read_by_the_shape_of_the_first(more: dict[str, str]) -> None:
-    headers = [answer(1, **more), answer(2, **more), answer(3, TRACE_ON="false", **more)]
+    other = {name: text if name == "MSG_REGION" else text.swapcase() for name, text in more.items()}
+    headers = [answer(1, **more), answer(2, **other), answer(3, TRACE_ON="false", **more)]
     frames = read_all(headers)
     assert [type(frame) for frame in frames] == [Frame, SendAnswerFrame, Frame]
     general = [decode_json_header(header) for header in headers]

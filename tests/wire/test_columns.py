@@ -142,9 +142,9 @@ def test_grouping_is_a_stable_sort_by_queue(queues: list[int], count: int) -> No
     assert len(groups.bounds) == count + 1
 
 
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_queue_that_is_not_there_is_an_error(index: int) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(("index", "said"), [(-1, "negative"), (2, "queue index 2 with 2 queues")])
+def test_a_queue_that_is_not_there_is_an_error(index: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         group_by_queue(np.array([0, index]), 2)
 
 

@@ -200,9 +200,10 @@ def test_depth_within_the_limit_and_braces_in_text_pass():
 
 
 def test_other_implementations_may_write_numbers_and_booleans_as_such():
-    header = b' {"opaque":1,"code":0,"extFields":{"a":5,"b":true,"c":null,"d":"x"}}\n'
+    fields = {"a": 5, "b": True, "c": None, "d": "x", "e": 2**63 - 1, "f": -(2**63)}
+    header = f' {{"opaque":1,"code":0,"extFields":{json.dumps(fields)}}}\n'.encode()
     frame = decode_json_header(header)
-    assert frame.ext == {"a": "5", "b": "true", "d": "x"}
+    assert frame.ext == {"a": "5", "b": "true", "d": "x", "e": str(2**63 - 1), "f": str(-(2**63))}
 
 
 # Bytes that are no frame, and frames that are too large, from the peer and from us.

@@ -142,6 +142,10 @@ def body(**fields: object) -> bytes:
             b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"x":"h:1"}}]}', "number", id="id x"
         ),
         pytest.param(
+            b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"\xc2\xb2":"h:1"}}]}', "number",
+            id="a digit that is no number",
+        ),
+        pytest.param(
             b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"0":5}}]}', "address", id="address 5"
         ),
         pytest.param(b'{"orderTopicConf":5}', "orderTopicConf", id="order conf 5"),
@@ -149,7 +153,7 @@ def body(**fields: object) -> bytes:
         pytest.param(b'{"queueDatas":' + b"[" * 99 + b"]" * 99 + b"}", "deeper", id="depth"),
         pytest.param(b"\xff{}", "UTF-8", id="not UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_broken_and_hostile_routes_are_refused(data: bytes | None, said: str):
     with pytest.raises(RemoteProtocolError, match=said):
         decode_route(data)
