@@ -111,7 +111,7 @@ class BatchAccumulator:
     def send(self, entries: list[Entry], limit: int) -> None:
         """Send messages in as few requests as possible, in batches of at most `limit` bytes."""
         builder, messages = self._builder, [message for message, _ in entries]
-        end = 0
+        submitted = 0
         try:
             ids = builder.ids(messages)
             for start, encoded in builder.encoded_batches(messages, ids, limit):
@@ -120,9 +120,10 @@ class BatchAccumulator:
                 request = builder.request(messages[start:end], encoded, own_ids)
                 token = SentBatch(self, own, own_ids, len(request.body))
                 self._driver.submit_again(request, token)
+                submitted = end
         except Exception as error:
             # The callers of `add` have returned, so only the futures can report the error.
-            for _, future in entries[end:]:
+            for _, future in entries[submitted:]:
                 future.resolve(None, error)
 
 

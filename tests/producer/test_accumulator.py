@@ -31,11 +31,8 @@ def test_each_message_has_its_own_result(cluster, make):
     assert set(stored) == set(results)
     for body, result in results.items():
         message = stored[body]
-        assert (message.message_id, message.queue_offset) == (
-            result.message_id,
-            result.queue_offset,
-        )
-        assert message.offset_message_id == result.offset_message_id
+        names = ("message_id", "queue_offset", "offset_message_id")
+        assert [getattr(message, n) for n in names] == [getattr(result, n) for n in names]
     assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) < 25
 
 
@@ -89,6 +86,22 @@ def test_a_full_batch_is_sent_at_once(sizes, at_once, later):
     driven.run(0.0)
     driven.run(10.0)
     assert driven.sent == [(0.0, count) for count in at_once] + [(10.0, count) for count in later]
+
+
+def test_what_cannot_be_submitted_fails_and_what_was_submitted_does_not():
+    driven, ends = Driven(autoBatch="10s, 1000"), []
+
+    def submit_once(request, token):
+        if driven.sent:
+            raise ProducerClosedError("closed")
+        driven.sent.append(request)
+
+    driven._driver.submit_again = submit_once
+    futures = [SimpleNamespace(resolve=lambda *end, n=n: ends.append((n, *end))) for n in range(3)]
+    driven.send([(Message("orders", b"x"), future) for future in futures], 1)
+    assert [(n, result, type(error)) for n, result, error in ends] == [
+        (1, None, ProducerClosedError), (2, None, ProducerClosedError)
+    ]  # fmt: skip
 
 
 def test_callers_wake_the_thread_and_wait_for_it():

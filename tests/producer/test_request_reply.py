@@ -118,6 +118,20 @@ def test_recall_takes_a_timed_message_back(cluster, producer):
         producer.recall("orders", text)
 
 
+@pytest.mark.parametrize(
+    ("code", "remark", "is_forbidden"),
+    [(16, "operation is forbidden", True), (16, "no right", False), (1, "is forbidden", False)],
+)
+def test_a_recall_that_the_broker_forbids_names_its_setting(
+    cluster, producer, code, remark, is_forbidden
+):
+    cluster.on(RequestCode.RECALL_MESSAGE, Answer(code, remark), times=None)
+    text = encode_recall_handle(RecallHandle("orders", cluster.brokers[0].name, "1", "ID"))
+    with pytest.raises(SendError, match=remark) as caught:
+        producer.recall("orders", text)
+    assert ("recallMessageEnable=true" in str(caught.value)) is is_forbidden
+
+
 @pytest.mark.parametrize("handle", ["", "%%%", "djEgYQ==", "a"])
 def test_a_bad_handle_is_refused_here(cluster, producer, handle):
     with pytest.raises(MessageError, match="recall handle"):
