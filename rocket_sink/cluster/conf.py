@@ -173,7 +173,8 @@ _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
 
 class Secrets(Protocol):
-    """A user's name and password. `rocket_sink.Credentials` does not show its secret."""
+    """A user's name and password, in any object with these attributes. `rocket_sink.Credentials`
+    shows its secret to nobody, so it cannot be used here."""
 
     @property
     def access_key(self) -> str: ...

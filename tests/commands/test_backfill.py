@@ -5,7 +5,7 @@ import datetime as dt
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -51,8 +51,9 @@ class Planned(contextlib.nullcontext[Any]):
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Planned]:
     own = type("Own", (Planned,), {})
-    monkeypatch.setattr(command, "check_exists", lambda *arguments: None)
-    monkeypatch.setattr(command, "check_name_server", lambda options: None)
+    for name in ("check_exists", "check_name_server"):
+        setattr(own, name, MagicMock())
+        monkeypatch.setattr(command, name, getattr(own, name))
     monkeypatch.setattr(command, "spark_session", lambda *a, **b: contextlib.nullcontext(SESSION))
     monkeypatch.setattr(backfill, "Backfill", own)
     monkeypatch.chdir(tmp_path)
@@ -126,6 +127,8 @@ def test_the_flags_are_the_selection(
     session, options, asked, source = planned.arguments
     assert session is SESSION and (asked, source) == (selection, None)
     assert options.ledger == str(Path("my ledger").absolute())
+    assert planned.check_exists.mock_calls == [call(options.ledger), call(options.ledger, SESSION)]
+    assert planned.check_name_server.mock_calls == [call(options)]
     has_topic = "--to-topic" in more
     assert options.topic == ("other" if has_topic else "")
     assert options.max_messages_per_second == (500 if has_topic else 0)
@@ -145,6 +148,7 @@ def test_rows_of_a_table(planned: Any, more: tuple[str, ...], name: str, is_text
     (source,) = planned.arguments[3:]
     place = name if "." in name else str(Path(name).absolute())
     assert isinstance(source, Table) and (source.name, source.is_text) == (place, is_text)
+    assert not planned.check_exists.called
     if is_text:
         opened = SESSION.read.format
         assert opened.call_args.args == ("csv",)
@@ -176,7 +180,7 @@ def test_a_dry_run_prints_the_plan(
 ) -> None:
     planned.the_plan, planned.away, at = plan, away, 0
     done = run_command(*WORDS, "--dry-run")
-    assert done.code == 0 and planned.sample == 5
+    assert done.code == 0 and planned.sample == 5 and not planned.check_name_server.called
     for part in parts:
         at = done.err.index(part, at)
     shown = " ".join(done.out.split())

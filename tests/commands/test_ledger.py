@@ -9,10 +9,19 @@ import pytest
 from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import in_order, resolution_rows
 from rocket_sink.testing import FakeCluster
 from tests.ledger.night import store
-from tests.ledger.values import accounts, confirmed, context, letter, sends, write_spool
+from tests.ledger.values import (
+    accounts,
+    confirmed,
+    context,
+    letter,
+    sends,
+    session,
+    write_spool,
+)
 from tests.run_command import run_command
 
 
@@ -141,3 +150,11 @@ def test_a_view_without_rows_says_so(tmp_path: Path) -> None:
     show = ("ledger", "show", "dead-letters", "--ledger", ledger)
     assert run(*show)[0] == "dead-letters: none\n"
     assert run(*show, "--json")[0] == ""
+
+
+def test_a_store_that_pyarrow_does_not_know_is_left_to_spark(tmp_path: Path) -> None:
+    for path in ("wasb://container/ledger", "s3a://bucket/ledger", "catalog.schema.ledger"):
+        ledger_input.check_exists(path)
+    ledger_input.check_exists("wasb://container/ledger", session())
+    with pytest.raises(LedgerError, match="there is no ledger in"):
+        ledger_input.check_exists(str(tmp_path), session())

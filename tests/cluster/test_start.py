@@ -1,0 +1,394 @@
+"""The start and the end of a cluster, without Java: order, ports, what stays, the admin tool."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, call
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster, conf, detached, guard, layout, local, node
+from rocket_sink.cluster.conf import Ports
+from rocket_sink.cluster.jars import DEFAULT_VERSION
+from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
+from rocket_sink.cluster.node import Broker, NodeSpec, PortTakenError
+from rocket_sink.cluster.probe import Probe, ProbeFailed
+from rocket_sink.errors import ClusterError
+from rocket_sink.java import Java
+from rocket_sink.testing import Answer
+from tests.cluster.test_jars import java_that
+from tests.cluster.test_layout import Keys
+from tests.clusters import scripted_cluster
+
+cluster = scripted_cluster(1, **{"broker-a": 1})
+JAVA, KEYS = Java(Path("/jdk"), 17, "test"), Keys("user", "key")
+
+
+class Process:
+    """Stands for a process of a cluster: notes what is done with it."""
+
+    def __init__(self, name: str, events: list[str], errors: list[Exception] | None = None) -> None:
+        self.name, self.address, self.pid, self.alive = (
+            name,
+            f"127.0.0.1:{len(name)}",
+            os.getpid(),
+            False,
+        )
+        self._events, self._errors = events, errors or []
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        def act(*arguments: Any) -> None:
+            self._events.append(f"{verb} {self.name}")
+            self.alive = verb != "kill"
+            if verb == "wait_ready":
+                assert 1 <= arguments[0] <= 240
+                if self._errors:
+                    raise self._errors.pop()
+
+        return act
+
+
+def processes(events: list[str], errors: list[Exception] | None = None) -> Any:
+    names = ("name-server", "broker-a", "broker-b")
+    server, *brokers = (
+        Process(name, events, errors if name == "broker-b" else None) for name in names
+    )
+    return Nodes(server, brokers)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(Wanted(), tmp_path, JAVA, "/jars/a.jar", "the-mark", lambda text: None)
+
+
+ALL = [
+    "spawn name-server", "saved", "wait_ready name-server", "spawn broker-a", "saved",
+    "spawn broker-b", "saved", "wait_ready broker-a", "wait_ready broker-b",
+]  # fmt: skip
+KILLS = [f"kill {name}" for name in ("name-server", "broker-a", "broker-b")]
+TAKEN = [PortTakenError("taken")]
+
+
+@pytest.mark.parametrize(
+    ("alive", "errors", "events", "tries"),
+    [
+        ((), [], ALL, 1),
+        (("name-server", "broker-a"), [], ["spawn broker-b", "saved", "wait_ready broker-b"], 1),
+        ((), 2 * TAKEN, 2 * (ALL + KILLS) + ALL, 3),
+        ((), 9 * TAKEN, 3 * (ALL + KILLS), 3),
+        ((), [ClusterError("no memory")], ALL + KILLS, 1),
+    ],
+    ids=["all", "one is dead", "ports are taken", "ports are taken for ever", "another error"],
+)
+def test_a_start(
+    alive: Any, errors: list[Exception], events: list[str], tries: int, runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Begin with the ports of the last start; after an error take others, and leave no process."""
+    done: list[str] = []
+    errors, before = list(errors), Ports(1, (2, 3))
+    chosen = MagicMock(side_effect=lambda count, wanted: wanted or Ports(4, (5, 6)))
+    monkeypatch.setattr(layout, "choose_ports", chosen)
+    monkeypatch.setattr(layout, "build", lambda *_: processes(done, errors))
+    before.save(runtime.home / "ports.json")
+    fails = len(errors) in (1, 9)
+    try:
+        launch(runtime, dict, timeout_s=240, spawned=lambda _: done.append("saved"), alive=alive)
+    except ClusterError:
+        assert fails
+    assert done == events
+    assert [each.kwargs["wanted"] for each in chosen.call_args_list] == [before, None, None][:tries]
+    kept = before if tries == 1 or fails else Ports(4, (5, 6))
+    assert conf.load_ports(runtime.home / "ports.json") == kept
+
+
+@pytest.mark.parametrize("tls", [None, "enforcing"])
+def test_what_a_start_needs_is_made(
+    tls: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, jars = MagicMock(), MagicMock(return_value=[Path("/a.jar"), Path("/b.jar")])
+    make.return_value.jvm_flags.return_value = ["-Dtls"]
+    monkeypatch.setattr(layout, "find_java", lambda: JAVA)
+    monkeypatch.setattr(layout, "resolve_jars", jars)
+    monkeypatch.setattr(layout, "write_loopback_jar", lambda jars, home: home / "loopback.jar")
+    monkeypatch.setattr(layout, "make_certificates", make)
+    wanted = Wanted(version="5.3.3", tls=tls, tls_client_auth="require")
+    runtime = Runtime.make(wanted, tmp_path, Path("/cache"), print)
+    assert runtime.class_path == f"{tmp_path}/loopback.jar:/a.jar:/b.jar"
+    assert jars.call_args == call("5.3.3", cache=Path("/cache"), java=JAVA, progress=print)
+    assert runtime.mark != Runtime.make(wanted, tmp_path, None, None).mark
+    if tls is None:
+        assert not make.called and runtime.certificates is None
+        assert runtime.tls_flags == ("-Dtls.server.mode=disabled",)
+        return
+    assert make.call_args == call(tmp_path / "tls") and runtime.certificates is make.return_value
+    flags = make.return_value.jvm_flags.call_args
+    assert flags == call("enforcing", tmp_path / "tls" / "tls.properties", "require")
+    spec = runtime.spec("broker", "broker-a", 7, ["-Xmx1m"], {"a": "b"})
+    assert {"-Dtls", f"-D{MARK_PROPERTY}={runtime.mark}", "-Xmx1m"} <= {*spec.command}
+    assert (spec.name, spec.address, spec.settings) == ("broker-a", "127.0.0.1:7", {"a": "b"})
+
+
+# --- detached -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps", "fails"),
+    [({}, True, False), ({"queues": 8}, False, False), ({"version": "5.3.3"}, False, False),
+     ({"tls": "enforcing"}, False, False), ({"brokers": 1}, False, False), ({}, True, True),
+     ({"queues": 8}, False, True), ({"dead": 0}, False, False), ({"ready": False}, False, False)],
+)  # fmt: skip
+def test_dead_brokers_are_started_again_if_nothing_else_changes(
+    change: dict[str, Any], keeps: bool, fails: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each process is saved at once: if `up` is killed, `down` finds it."""
+    events: list[str] = []
+    dead = change.pop("dead", 2)
+    own = detached.NodeState
+    names = ("name-server", "broker-a", "broker-b")
+    nodes = tuple(own(name, f"127.0.0.1:{n}0", n, 0.0, "m") for n, name in enumerate(names, 1))
+    lives = {n for n in (1, 2, 3) if n != dead + 1}
+    monkeypatch.setattr(own, "process", lambda node: node if node.pid in lives else None)
+    state = detached.ClusterState(tmp_path, DEFAULT_VERSION, nodes, ready=change.pop("ready", True))
+    monkeypatch.setattr(detached, "status", lambda folder: state)
+    end, make = MagicMock(), MagicMock()
+    settings = {"brokers": 2, "queues": 4, "version": DEFAULT_VERSION, "tls": None, **change}
+    made = SimpleNamespace(wanted=SimpleNamespace(**settings), home=tmp_path, mark="new")
+    make.return_value = made
+    monkeypatch.setattr(detached, "_end", end)
+    monkeypatch.setattr(detached.Runtime, "make", make)
+    file = tmp_path / "cluster.json"
+
+    def launched(runtime: Any, popen_options: Any, *, spawned: Any, **more: Any) -> Any:
+        assert runtime is made and popen_options() == {"start_new_session": True}
+        assert more["timeout_s"] == 9
+        started = processes(events)
+        for each in started:
+            if each.name not in more["alive"]:
+                each.spawn()
+        spawned(started)
+        assert json.loads(file.read_text())["ready"] is False
+        events.append(f"alive {sorted(more['alive'])} {more['ports']}")
+        if fails:
+            raise ClusterError("no memory")
+        return started
+
+    monkeypatch.setattr(detached, "launch", launched)
+    heap = {"heap_mb": 64, "broker_config": {"x": "y"}, "cache": tmp_path / "cache"}
+    try:
+        up = detached.up(tmp_path, timeout_s=9, progress=print, **heap, **settings)
+    except ClusterError:
+        assert fails and file.exists() is keeps
+    else:
+        saved = json.loads(file.read_text())
+        assert saved["ready"] and up.ready and [each["name"] for each in saved["nodes"]] == [*names]
+        marks = [each["mark"] for each in saved["nodes"]]
+        assert marks == (["m", "m", "new"] if keeps else ["new"] * 3)
+        assert (up.queues, up.tls, up.version) == (
+            settings["queues"],
+            settings["tls"],
+            settings["version"],
+        )
+        assert [event for event in events if "release" in event] == [f"release {n}" for n in names]
+    asked, *rest = make.call_args.args
+    assert rest == [tmp_path, tmp_path / "cache", print]
+    assert (asked.heap_mb, asked.broker_config, asked.brokers) == (
+        64,
+        {"x": "y"},
+        settings["brokers"],
+    )
+    alive = ["broker-a", "name-server"] if keeps else []
+    ports = Ports(10, (20, 30)) if keeps else None
+    assert f"alive {alive} {ports}" in events and end.called is not keeps
+
+
+# --- of this process ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_only_a_temporary_folder_goes_with_the_cluster(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that stays is shut down cleanly. A forked child stops nothing."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    nodes, made = MagicMock(), MagicMock()
+    launched = MagicMock(return_value=nodes)
+    nodes.name_server.address = "127.0.0.1:9876"
+    nodes.brokers = [MagicMock(**{"cpu_s.return_value": n}) for n in (1, 2)]
+    monkeypatch.setattr(local, "launch", launched)
+    monkeypatch.setattr(local.Runtime, "make", made)
+    home = tmp_path / "new" / "home" if is_own else None
+    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64)
+    assert "not started" in repr(running)
+    with running:
+        wanted, folder, *_ = made.call_args.args
+        made.return_value.home = folder
+        made.return_value.certificates = None
+        assert (wanted.heap_mb, wanted.version, folder.is_dir()) == (64, "5.3.3", True)
+        assert running.start(timeout_s=1) is running
+        assert launched.call_count == 1 and launched.call_args.kwargs == {"timeout_s": 240}
+        assert repr(running) == "<LocalCluster 5.3.3, 2 brokers, at 127.0.0.1:9876>"
+        keys = {"accessKey": "user", "secretKey": "key"}
+        assert running.client_options() == {"nameServer": "127.0.0.1:9876", **keys}
+        assert (running.tls_ca, running.tls_client, running.cpu_s()) == (None, None, 3)
+        made.return_value.certificates = SimpleNamespace(ca="/ca", client=("/c", "/k"))
+        assert running.client_options()["tlsCa"] == "/ca" and running.tls_client == ("/c", "/k")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: -1)
+            running.stop()
+        assert not nodes.kill.called and not nodes.stop.called
+    running.stop()
+    assert (nodes.kill.call_count, nodes.stop.call_count) == ((0, 1) if is_own else (1, 0))
+    assert folder.exists() is is_own
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, [["-c", "DefaultCluster", "-t", "x", "-r", "4", "-w", "4", "-p", "6"]]),
+        ({"queues": 2, "perm": 2, "order": True, "attributes": {"a": "b", "c": "d"}},
+         [["-c", "DefaultCluster", "-t", "x", "-r", "2", "-w", "2", "-p", "2", "-o", "true", "-a",
+           "+a=b,+c=d"]]),
+        ({"brokers": ["broker-b"]}, [["-b", "host:b", "-t", "x", "-r", "4", "-w", "4", "-p", "6"]]),
+    ],
+)  # fmt: skip
+def test_a_topic_is_made_by_the_admin_tool(
+    settings: dict[str, Any], wanted: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, ran = LocalCluster(), MagicMock()
+    brokers = [MagicMock(address=f"host:{letter}") for letter in "ab"]
+    for broker, letter in zip(brokers, "ab", strict=True):
+        broker.name = f"broker-{letter}"
+    running._nodes = Nodes(MagicMock(), brokers)
+    monkeypatch.setattr(running, "admin", ran)
+    running.create_topic("x", **settings)
+    assert [list(each.args) for each in ran.call_args_list] == [["updateTopic", *w] for w in wanted]
+    waited = [broker.wait_routed.call_args == call("x", 90) for broker in brokers]
+    assert waited == ([False, True] if "brokers" in settings else [True, True])
+    running.delete_topic("x")
+    assert ran.call_args == call("deleteTopic", "-c", "DefaultCluster", "-t", "x")
+    with pytest.raises(ClusterError, match="No broker 'c' here: there are broker-a, broker-b"):
+        running.await_route("x", brokers=["c"])
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ('echo "$NAMESRV_ADDR $CLASSPATH $*"', ""), ("echo no; exit 3", "exit code 3"),
+        ("echo 'Caused by: x'", "exit code 0"), ("echo 'a.b.CError: x' >&2", "exit code 0"),
+        ("echo '  ERROR: x'", "exit code 0"), ("exec sleep 60", "not done after 0 s"),
+    ],
+)  # fmt: skip
+def test_a_failure_of_the_admin_tool_is_an_error(
+    script: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool's exit code may be 0 even after a stack trace."""
+    monkeypatch.setattr(local, "find_java", lambda: java_that(tmp_path, script))
+    monkeypatch.setattr(local, "resolve_jars", lambda *_, **__: [Path("/a"), Path("/b")])
+    timeout_s = 0.3 if "sleep" in script else 60
+    if error:
+        with pytest.raises(ClusterError, match=error):
+            local.admin("n:1", "topicList", timeout_s=timeout_s)
+        return
+    server, jars, *words = local.admin("n:1", "topicList", "-t", "x", timeout_s=timeout_s).split()
+    assert (server, jars, words[-3:]) == ("n:1", "/a:/b", ["topicList", "-t", "x"])
+    assert "-Xmx192m" in words and "org.apache.rocketmq.tools.command.MQAdminStartup" in words
+
+
+# --- readiness ----------------------------------------------------------------------------------
+
+
+def test_the_probe_of_a_broker(cluster: Any) -> None:
+    """A broker is ready if it is in the route, and has stored a message."""
+    broker, server = cluster.brokers[0], cluster.name_server
+    Probe().check_broker(server, "broker-a", broker.address)
+    assert [bytes(m.body) for m in cluster.messages("broker-a")] == [b"ready?"]
+    for answer, fits in (
+        (Answer(10), True),
+        (Answer(11), True),
+        (Answer(12), True),
+        (Answer(1), False),
+    ):
+        broker.on_send(answer)
+        if fits:
+            Probe().check_broker(server, "broker-a", broker.address)
+            continue
+        with pytest.raises(ProbeFailed, match=r"does not store messages \(code 1\)"):
+            Probe().check_broker(server, "broker-a", broker.address)
+    with pytest.raises(ProbeFailed, match=r"knows no route of x \(code 17\)"):
+        Probe().check_route(server, "x", broker.address)
+    with pytest.raises(ProbeFailed, match=r"the route of broker-a lacks 127\.0\.0\.1:1"):
+        Probe().check_route(server, "broker-a", "127.0.0.1:1")
+    with pytest.raises(ProbeFailed, match=r"does not register \(code 3\)"):
+        Probe().register_now(broker.address, 6)
+    broker.on(25, Answer(0))
+    Probe(KEYS).register_now(broker.address, 4)
+    frame = broker.requests[-1]
+    assert bytes(frame.body) == b"brokerPermission=4\n"
+    assert frame.ext["AccessKey"] == "user" and frame.ext["Signature"]
+
+
+@pytest.mark.parametrize(("settings", "permission"), [({}, 6), ({"brokerPermission": "4"}, 4)])
+@pytest.mark.parametrize("what", ["wait_ready", "wait_routed"])
+def test_a_broker_that_listens_is_registered(
+    settings: dict[str, str], permission: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens = iter([False, True, True, True, True])
+    fails = iter([True] * 5 + [False])
+    probe = MagicMock()
+
+    def check(*arguments: str) -> None:
+        wanted = (
+            ("n:1", "broker-a", "127.0.0.1:7")
+            if what == "wait_ready"
+            else ("n:1", "t", "127.0.0.1:7")
+        )
+        assert arguments == wanted
+        if next(fails):
+            raise ProbeFailed("not yet")
+
+    probe.check_broker = probe.check_route = check
+    monkeypatch.setattr(node, "accepts", lambda address: next(listens))
+    monkeypatch.setattr(node, "_POLL_S", 0)
+    moments = iter(range(100))
+    monkeypatch.setattr(
+        node, "time", SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda s: None)
+    )
+    monkeypatch.setattr(Broker, "alive", True)
+    spec = NodeSpec("broker-a", 7, Path("/x"), (), "", settings)
+    broker = Broker(spec, dict, "n:1", probe)
+    arguments = (1000,) if what == "wait_ready" else ("t", 1000)
+    getattr(broker, what)(*arguments)
+    assert probe.register_now.call_args_list == [call("127.0.0.1:7", permission)] * 4
+
+
+@pytest.mark.parametrize(
+    ("parents", "reads", "looks"),
+    [([2], [], 0), ([1, 1, 2], [None, None], 2), ([1, 1, 1], [None, b"x", b""], 3)],
+    ids=["another parent", "the parent ends", "the pipe closes"],
+)
+def test_the_guard_kills_its_group(
+    parents: list[int], reads: list[bytes | None], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, ignored = MagicMock(), MagicMock()
+    seen: list[bytes | None] = []
+
+    def select(inputs: list[int], *more: Any) -> Any:
+        assert inputs == [0] and more[2] <= 1
+        seen.append(reads[len(seen)])
+        return ([0] if seen[-1] is not None else []), [], []
+
+    own = SimpleNamespace(getppid=lambda: parents.pop(0), killpg=kill, read=lambda *_: seen[-1])
+    monkeypatch.setattr(guard, "os", own)
+    monkeypatch.setattr(guard, "select", SimpleNamespace(select=select))
+    monkeypatch.setattr(guard.signal, "signal", ignored)
+    guard.watch(1)
+    assert kill.call_args == call(0, signal.SIGKILL) and len(seen) == looks
+    assert [each.args for each in ignored.call_args_list] == [
+        (number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
