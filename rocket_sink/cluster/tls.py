@@ -113,11 +113,7 @@ def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:
 def _openssl(*arguments: str) -> None:
     try:
         done = subprocess.run(
-            ["openssl", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            ["openssl", *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except FileNotFoundError as error:
         raise ClusterError(

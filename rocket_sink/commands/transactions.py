@@ -91,7 +91,7 @@ def list_transactions(path: str, everything: bool, limit: int, **spark: Any) -> 
 @transactions.command(
     example="""
     rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --dry-run
-    rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --query 5b2f...""",
+    rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --query 5b2f..."""
 )
 @sink_options("nameServer", "ledger")
 @click.option("--query", metavar="ID", help="Only of this query (the start of its id).")
@@ -126,7 +126,7 @@ def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
 @transactions.command(
     example="""
     rocket-sink transactions serve --ledger ledger/ -n 127.0.0.1:9876 --topic flights
-    rocket-sink transactions serve --ledger ledger/ -n 127.0.0.1:9876 --json""",
+    rocket-sink transactions serve --ledger ledger/ -n 127.0.0.1:9876 --json"""
 )
 @sink_options("nameServer", "ledger")
 @click.option("--topic", "-t", "topics", multiple=True, metavar="TOPIC",

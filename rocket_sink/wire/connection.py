@@ -127,12 +127,7 @@ class Connection:
         return f"<Connection {self.error or 'open'}, {len(self._pending)} in flight>"
 
     def open_request(
-        self,
-        *,
-        deadline_s: float,
-        token: object,
-        latest_s: float = -math.inf,
-        oneway: bool = False,
+        self, *, deadline_s: float, token: object, latest_s: float = -math.inf, oneway: bool = False
     ) -> int:
         """Add a request to the table and return its opaque id; raise `error` if the connection is
         not open. For callers that make the head (SendTemplate) and write heads in this order.

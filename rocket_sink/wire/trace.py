@@ -65,10 +65,7 @@ class EndTransactionTrace(Trace):
     from_transaction_check: bool
 
 
-_NAMES: Final[dict[type[Trace], str]] = {
-    PubTrace: "Pub",
-    EndTransactionTrace: "EndTransaction",
-}
+_NAMES: Final[dict[type[Trace], str]] = {PubTrace: "Pub", EndTransactionTrace: "EndTransaction"}
 _VALUES: Final[dict[type[Trace], Callable[[Any], tuple[Any, ...]]]] = {
     kind: attrgetter(*kind.__dataclass_fields__) for kind in _NAMES
 }

@@ -15,12 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import fs
 
-from rocket_sink.errors import (
-    InvalidAnswerError,
-    LedgerError,
-    MessageError,
-    RemoteProtocolError,
-)
+from rocket_sink.errors import InvalidAnswerError, LedgerError, MessageError, RemoteProtocolError
 from rocket_sink.ledger.records import RunContext, epoch_row
 from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable

@@ -138,13 +138,7 @@ def test_who_writes_without_python(kind: str, tmp_path: Path) -> None:
         commands = {
             "sql": ["spark-sql", "-e", SQL.format(name_server=address)],
             "scala": ["spark-shell", "-i", "write.scala"],
-            "java": [
-                "spark-submit",
-                "--class",
-                "WriteFrame",
-                "spark-internal",
-                address,
-            ],
+            "java": ["spark-submit", "--class", "WriteFrame", "spark-internal", address],
         }
         name, *arguments = commands[kind]
         options = ["--master", "local[1]", "--conf", "spark.ui.enabled=false"]

@@ -63,11 +63,7 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(CASES, id="few"),
-        pytest.param(ALL_CASES, id="all"),
-    ],
+    scope="module", params=[pytest.param(CASES, id="few"), pytest.param(ALL_CASES, id="all")]
 )
 def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("disks")

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocket_sink.message import MessageQueue
-from rocket_sink.testing import (
-    Answer,
-    CutAnswer,
-    Delay,
-    Drip,
-    FakeCluster,
-    FaultProxy,
-)
+from rocket_sink.testing import Answer, CutAnswer, Delay, Drip, FakeCluster, FaultProxy
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import RequestCode, ResponseCode

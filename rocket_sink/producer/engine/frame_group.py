@@ -29,15 +29,7 @@ Texts: TypeAlias = npt.NDArray[np.bytes_]
 class GroupAttempt(SendAttempt):
     """An attempt to send all messages of a group."""
 
-    __slots__ = (
-        "_answers",
-        "_ended",
-        "_open",
-        "_single_answers",
-        "first_opaque",
-        "group",
-        "size",
-    )
+    __slots__ = ("_answers", "_ended", "_open", "_single_answers", "first_opaque", "group", "size")
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -23,11 +23,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.stored_check import look_up
 from rocket_sink.spark.backfill import resend
 from rocket_sink.spark.backfill.backfill import backfill_options
-from rocket_sink.spark.backfill.resend import (
-    Resender,
-    Resent,
-    send_partition,
-)
+from rocket_sink.spark.backfill.resend import Resender, Resent, send_partition
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
