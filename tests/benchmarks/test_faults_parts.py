@@ -32,27 +32,23 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("kind", "calls"),
-    [(FREEZE, ["freeze", "thaw"]), (PAUSE, ["freeze", "thaw"]), (KILL, ["kill", "restart"])],
+    ("waits", "kind", "calls"),
+    [
+        ([False, False], FREEZE, ["freeze", "thaw"]),
+        ([False, False], PAUSE, ["freeze", "thaw"]),
+        ([False, False], KILL, ["kill", "restart"]),
+        *(([True], kind, []) for kind in (FREEZE, PAUSE, KILL)),
+        ([False, True], FREEZE, ["freeze", "thaw"]),
+        ([False, True], KILL, ["kill"]),
+    ],
 )
-def test_a_fault_ends_well(kind: str, calls: list[str]) -> None:
+def test_a_fault_that_is_stopped_leaves_no_frozen_broker(
+    waits: list[bool], kind: str, calls: list[str]
+) -> None:
+    """Each wait tells whether the run was stopped in it."""
     broker: Any = Recorder()
-    Schedule(kind, 0.0, 0.0, 0.0).apply(broker, lambda seconds: False)
-    assert broker.calls == calls
-
-
-@pytest.mark.parametrize("kind", [FREEZE, PAUSE, KILL])
-def test_a_fault_that_is_stopped_before_it_begins_does_nothing(kind: str) -> None:
-    broker: Any = Recorder()
-    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: True)
-    assert broker.calls == []
-
-
-@pytest.mark.parametrize(("kind", "calls"), [(FREEZE, ["freeze", "thaw"]), (KILL, ["kill"])])
-def test_a_fault_that_is_stopped_leaves_no_frozen_broker(kind: str, calls: list[str]) -> None:
-    broker: Any = Recorder()
-    waits = iter([False, True])
-    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: next(waits))
+    stopped = iter(waits)
+    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: next(stopped))
     assert broker.calls == calls
 
 
