@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -261,6 +262,8 @@ def test_the_rows_of_an_epoch_are_read_without_spark(place: LedgerPath) -> None:
     for epoch in range(2):
         by_delta_rs(place, "q", epoch)
         by_delta_rs(place, "other", epoch)
+    # Rows are numbered by the version that their commit makes.
+    assert begin_append(SPARK, place).sequence == (DeltaTable(place.root).version() + 1) << 32
     of_epoch = (["send"], "q", 1, ["query_id", "epoch"], "All rows were sent. ")
     rows = rows_of_epoch(SPARK, place, *of_epoch)
     assert rows.to_pylist() == [{"query_id": "q", "epoch": 1}] * ROWS
@@ -386,7 +389,9 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert {kind: file.rows for kind, file in files.items()} == {
         "send": 6, "dead_letter": 1, "epoch": 1,
     }  # fmt: skip
-    stats = json.loads(files_of(tmp_path, *batches)["send"].stats)
+    file = files_of(tmp_path, *batches)["send"]
+    assert pq.ParquetFile(tmp_path / file.path).num_row_groups == len(batches)
+    stats = json.loads(file.stats)
     assert stats["numRecords"] == 6
     assert (stats["minValues"]["epoch"], stats["maxValues"]["epoch"]) == (3, 9)
     assert (stats["minValues"]["query_id"], stats["maxValues"]["query_id"]) == ("q3", "q9")

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun
 from rocket_sink.testing import Delay, FakeCluster
 
+from . import values
 from .values import context, sends
 
 COMMITS = 12
@@ -204,3 +206,29 @@ def test_a_client_that_does_not_see_the_log_does_not_judge_it(
     made = MagicMock()
     appender._BySpark(session, place, "", 0, "", 0, is_held=False).save(made)  # type: ignore[arg-type]
     made.write.format.assert_called_once_with("delta")
+
+
+@pytest.mark.parametrize(
+    ("names", "is_late"),
+    [
+        ([f"{0:020}.json", f"{1:020}.json"], False),
+        ([f"{7:020}.json", f".{8:020}.json.crc", "_last_vacuum"], True),
+        ([f"{7:020}.json", f"{6:020}.checkpoint.parquet"], False),
+    ],
+)
+def test_no_commit_of_sparks_delta_begins_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], is_late: bool
+) -> None:
+    """In a store such a commit succeeds although the log was deleted, and nobody could read it."""
+    monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
+    (tmp_path / LOG_FOLDER).mkdir()
+    for name in names:
+        (tmp_path / LOG_FOLDER / name).touch()
+    place, made = resolve_path(tmp_path), MagicMock()
+    append = appender._BySpark(values.session(), place, "id", 7, "token", 0, is_held=False)
+    with pytest.raises(LedgerError, match="deleted while") if is_late else nullcontext():
+        append.save(made)
+    left = {path.name for path in (tmp_path / LOG_FOLDER).iterdir()}
+    assert left == ({"_last_vacuum"} if is_late else {*names})
+    writer = made.write.format("delta").mode("append").option("txnAppId", "id")
+    writer.option("txnVersion", "7").option("userMetadata", "token").save.assert_called_once()

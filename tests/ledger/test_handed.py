@@ -174,7 +174,9 @@ def test_rows_of_foreach_that_no_spool_takes_wait_for_the_next_task(
         rows = driver.addInPlace(rows, [new])
         assert rows == ([new] if (failures, task) == (2, 0) else [])
     assert sorted(row["partition"] for row in kept(place)) == [0, 1]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"][:failures]
+    says = ["full. The rows go to the ledger's store, ", f"the ledger {place} lacks the rows of 1 "]
+    for record, text in zip(caplog.records, says[:failures], strict=True):
+        assert record.getMessage().startswith(text)
 
 
 class NoAnswer:

@@ -231,6 +231,7 @@ def test_another_delta_table_is_refused_before_a_file_is_written_there(
                            "operation requires"), "without its settings: set spark.sql.extensions"),
         (Py4JError("Cannot call methods on a stopped SparkContext."), "was stopped"),
         (Py4JError("Checkpoint is damaged"), "from a backup"),
+        (Py4JError("java.nio.file.AccessDeniedException: 403 Forbidden"), "cannot be asked now"),
     ],
 )  # fmt: skip
 def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(

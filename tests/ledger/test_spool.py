@@ -309,6 +309,9 @@ def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
     open_file = writer._path
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
+    writer.sync()
+    assert calls == [("fsync", open_file), ("fsync", str(Path(open_file).parent))]
+    calls.clear()
     sealed = Path(writer.seal())
     assert calls == [
         ("fsync", open_file),
@@ -481,3 +484,8 @@ def test_folds_that_died_are_completed_in_their_order(tmp_path):
         write_manifest(tmp_path, ["q-x/0/x.arrow"], number=number)
     manifests = unfinished(NoteStore(resolve_path(tmp_path), "folds"))
     assert [manifest.number for manifest in manifests] == [9, 10, 11]
+    write_manifest(tmp_path, ["q-x/0/x.arrow"], number=12).rename(
+        tmp_path / "_notes" / "folds" / "13-t.json"
+    )
+    with pytest.raises(LedgerError, match=r"13-t\.json cannot be read: it belongs in '12-t'"):
+        unfinished(NoteStore(resolve_path(tmp_path), "folds"))

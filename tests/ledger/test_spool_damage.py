@@ -179,6 +179,17 @@ def test_a_kind_that_no_task_writes(tmp_path: Path, kind: str | None) -> None:
         read(Path(writer.seal() or ""))
 
 
+def test_texts_that_no_task_writes(tmp_path: Path) -> None:
+    """The checksums are right, because the writer itself had no valid text."""
+    text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff")]
+    )  # fmt: skip
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(replaced(sends(context()), {"topic": text}))
+    with pytest.raises(DamagedSpoolError, match="UTF8"):
+        read(Path(writer.seal() or ""))
+
+
 def batches_cut(data: bytes) -> list[bytes]:
     """Cut the file into its parts: the schema, the batches, the seal."""
     file = pa.BufferReader(data)

@@ -21,7 +21,7 @@ from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
-from tests.ledger.values import accounts, context, session, write_spool
+from tests.ledger.values import accounts, context, session, spool_rows, write_spool
 from tests.producer.waiting import until
 from tests.python import run_python
 
@@ -81,6 +81,26 @@ def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: Fold
         thread.note_progress(done(epoch, 5, read=read))
     wait_for(lambda: is_confirmed(tmp_path, 3))
     assert not Ledger(tmp_path).unfolded_epochs()
+
+
+@pytest.mark.parametrize(
+    ("read", "handed", "is_again", "row"),
+    [
+        (5, 5, False, (5, 5, None)), (9, 5, True, (9, 5, 5)), (9, -1, True, (9, None, 9)),
+        (9, -1, False, (9, None, None)), (0, 3, False, (0, 3, None)), (0, 0, True, None),
+        (0, -1, True, None),
+    ],
+)  # fmt: skip
+def test_what_a_confirmation_tells(
+    tmp_path: Path, read: int, handed: int, is_again: bool, row: tuple[Any, ...] | None
+) -> None:
+    ledger = FoldedLedger(session(), resolve_path(tmp_path))
+    write(tmp_path, 4, 1)
+    ledger.confirm(done(4, handed, read=read), has_run_again=is_again)
+    rows = spool_rows(*tmp_path.rglob("*.arrow"))
+    names = ("num_input_rows", "rows_in", "duplicates_possible")
+    noted = [tuple(each[name] for name in names) for each in rows if each["partition"] is None]
+    assert noted == ([] if row is None else [row])
 
 
 def test_rows_do_not_expire_only_after_a_fold(

@@ -376,5 +376,4 @@ def _millis(span: dt.timedelta) -> int:
 
 
 def _in_utc(moment: dt.datetime | None) -> dt.datetime | None:
-    naive = moment is not None and moment.tzinfo is None
-    return moment.replace(tzinfo=dt.timezone.utc) if moment and naive else moment
+    return moment.replace(tzinfo=dt.timezone.utc) if moment and moment.tzinfo is None else moment

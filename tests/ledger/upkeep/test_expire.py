@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.backfill_marks import about_to_send, settled_since
@@ -102,6 +103,8 @@ def test_old_rows_go_and_a_trial_tells_which(rows: Rows) -> None:
     retention = Retention({"send": 25 * DAY_MS})
     trial = rows.expire(retention, dry_run=True)
     assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]
+    of_ledger = Ledger(rows.place.root).expire(SPARK, {"send": dt.timedelta(25)}, dry_run=True)
+    assert (of_ledger.rows, of_ledger.bodies) == (trial.rows, 2)
     assert rows.expire(retention) == trial
     assert trial.rows == {"send": 6}
     assert rows.epochs("send") == [3, 4, 5]

@@ -23,9 +23,18 @@ def no_links(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def test_the_first_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV]
+)
+def test_the_first_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """Refuse a start on file systems like FAT, blobfuse and some SMB mounts."""
-    monkeypatch.setattr(os, "link", no_links)
+
+    def no_link(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_link)
     place = resolve_path(tmp_path / "ledger")
     with pytest.raises(LedgerError, match=r"the file system \w+ at /.*: it has no hard links"):
         ledger_token(place, spools=True)
