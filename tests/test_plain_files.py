@@ -194,13 +194,14 @@ def test_folders_are_said_to_be_missing(root: str) -> None:
             call(f"{root}/no/file")
 
 
-@pytest.mark.parametrize("what", ["link", "pipe"])
+@pytest.mark.parametrize("what", ["link", "link to a file", "pipe"])
 def test_other_readers_get_plain_files_only(stranger: Path, root: str, what: str) -> None:
     Path(root, "kind=epoch").mkdir()
     Path(root, "kind=epoch/part.parquet").touch()
     check_plain(root, "kind=epoch", "kind=send")
-    if what == "link":
-        Path(root, "kind=epoch/sub").symlink_to(stranger)
+    if what != "pipe":
+        target = stranger if what == "link" else stranger / "0/f.arrow"
+        Path(root, "kind=epoch/sub").symlink_to(target)
     else:
         os.mkfifo(f"{root}/kind=epoch/sub")
     with pytest.raises(PermissionError, match="kind=epoch/sub"):

@@ -97,7 +97,15 @@ def test_another_users_lock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="uid 12345"):
         FileLock(path).acquire(0)
     os.chown(tmp_path, 12345, 12345)  # Root may use files of the folder's own user.
+    lock = FileLock(path)
+    assert lock.acquire(0)
+    lock.release()
+    tmp_path.chmod(0o770)
+    os.chown(path, 999, 12345)  # Members of the folder's group share its files.
     assert FileLock(path).acquire(0)
+    os.chown(path, 999, 999)
+    with pytest.raises(PermissionError, match="uid 999"):
+        FileLock(path).acquire(0)
 
 
 def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:

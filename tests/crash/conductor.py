@@ -201,14 +201,11 @@ class Round:
 
 
 _EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
-    "worker_killed": Round._kill_worker,
-    "executor_killed": Round._kill_executor,
-    "task_failed": Round._fail_task,
-    "two_drivers": Round._rival,
-    "queues_changed": Round._change_queues,
-    "topic_deleted": Round._delete_topic,
+    "worker_killed": Round._kill_worker, "executor_killed": Round._kill_executor,
+    "task_failed": Round._fail_task, "two_drivers": Round._rival,
+    "queues_changed": Round._change_queues, "topic_deleted": Round._delete_topic,
     "checkpoint_deleted": Round._delete_checkpoint,
-}
+}  # fmt: skip
 
 
 def _nothing(round_: Round, cell: Cell) -> Any:

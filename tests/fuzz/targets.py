@@ -9,6 +9,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch, stored_batches
 from rocket_sink.wire.batch import encode_inner, iter_batch
-from rocket_sink.wire.compress import CompressionType, inflate
+from rocket_sink.wire.compress import CompressionType, compress, inflate
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import (
     Frame,
@@ -53,7 +54,6 @@ STORED: Final = StoredMessage("topic", b"body", properties={"k": "v"}, sys_flag=
 COMPRESSED: Final = encode_stored(
     StoredMessage("topic", b"", sys_flag=1), stored_body=zlib.compress(b"body" * 20)
 )
-_MANY: Final = zlib.compress(b"a" * 2000)
 """A body over the target's limit, which the target must refuse."""
 
 
@@ -193,10 +193,13 @@ TARGETS: Final[dict[str, Target]] = {
     "batch": Target(
         lambda data: list(iter_batch(data)), (encode_inner(b"body", "k\x01v\x02", 1) * 2,)
     ),
-    "zlib": Target(
-        lambda data: inflate(data, CompressionType.ZLIB, cap=1000),
-        (zlib.compress(b"a" * 100), _MANY),
-    ),
+    **{
+        kind.name.lower(): Target(
+            partial(inflate, kind=kind, cap=1000),
+            tuple(compress(text * 100, kind) for text in (b"a", b"abcdefgh")),
+        )
+        for kind in CompressionType
+    },
     "properties": Target(_text(decode_properties), (b"k\x01v\x02UNIQ_KEY\x017F\x02",)),
     "offset message id": Target(
         _text(decode_offset_message_id), (b"7F00000100002A9F" + b"0" * 16,)

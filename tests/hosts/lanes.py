@@ -27,11 +27,9 @@ _RATE = (40, 0.5)
 _STRICT_RATE = (120, 1.5)
 """Rate in strict order: an epoch is one file, so its tasks do not wait for each other."""
 _CONF = {
-    **SMALL_PLANS,
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.memory": "1g",
-}
+    **SMALL_PLANS, "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.driver.memory": "1g",
+}  # fmt: skip
 
 
 class Stream:

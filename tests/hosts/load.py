@@ -24,12 +24,9 @@ _BATCH = 30
 _PER_S = {"sync": 50, "async": 100, "batch": 3, "ordered": 50}
 _PACED = 50
 _KINDS = {
-    Outcome.ACKED: "acked",
-    Outcome.ACKED_DEGRADED: "degraded",
-    Outcome.NOT_SENT: "not_sent",
-    Outcome.REJECTED: "rejected",
-    Outcome.UNKNOWN: "unknown",
-}
+    Outcome.ACKED: "acked", Outcome.ACKED_DEGRADED: "degraded", Outcome.NOT_SENT: "not_sent",
+    Outcome.REJECTED: "rejected", Outcome.UNKNOWN: "unknown",
+}  # fmt: skip
 
 
 class Mode:

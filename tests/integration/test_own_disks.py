@@ -37,11 +37,9 @@ CASES = {
 `spool` is first, because each executor gets tasks only while no other job (such as a fold) runs.
 """
 ALL_CASES = {
-    "spool": ("foreach", "source_batch"),
-    "shared": ("foreach", "source_batch"),
-    "own": (*EVERY, "fold", "large_fold", "handed"),
-    "readonly": EVERY,
-}
+    "spool": ("foreach", "source_batch"), "shared": ("foreach", "source_batch"),
+    "own": (*EVERY, "fold", "large_fold", "handed"), "readonly": EVERY,
+}  # fmt: skip
 
 
 class Played(NamedTuple):

@@ -156,11 +156,8 @@ class Soak:
                 maintained = True
             self._say(f"fault {len(self._faults) + 1}: {fault}")
             record = {
-                **asdict(fault),
-                "text": str(fault),
-                "at_s": round(self._elapsed_s),
-                "back_s": None,
-            }
+                **asdict(fault), "text": str(fault), "at_s": round(self._elapsed_s), "back_s": None,
+            }  # fmt: skip
             self._faults.append(record)
             try:
                 faults.apply(fault, place, spark)

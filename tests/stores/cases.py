@@ -202,11 +202,9 @@ def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings
     world.cluster.create_topic("later")
     ctx = context(query_id="letters", run_id="letters")
     write_spool(
-        resolve_path(world.uri),
-        ctx,
-        letter(ctx, b"sent later", topic="later"),
+        resolve_path(world.uri), ctx, letter(ctx, b"sent later", topic="later"),
         accounts(ctx, dead=1),
-    )
+    )  # fmt: skip
     parked = run_command(
         "ledger", "park", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "no body",
         "--json", spark=spark,

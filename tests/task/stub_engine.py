@@ -34,7 +34,7 @@ class StubEngine:
         self.unknown_topics: set[str] = set()
         self.routes: dict[str, TopicPublishInfo] = {}
         self.most_in_flight: dict[MessageQueue, int] = {}
-        self.is_broken = False
+        self.is_broken = self.finds_stored = False
         self.shared = SharedBrokerState.in_process()
         self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
         self._ended_groups: list[Completion] = []
@@ -116,7 +116,10 @@ class StubEngine:
         kept = self.stored.setdefault(queue, [])
         result = SendResult(outcome, "SEND_OK", "", "", queue, len(kept), "a:1")
         kept.extend(pending.messages())
-        return Completion(request.token, outcome, result, None, [_attempt(request, queue, outcome)])
+        return Completion(
+            request.token, outcome, result, None, [_attempt(request, queue, outcome)],
+            found_stored=self.finds_stored,
+        )  # fmt: skip
 
 
 def _attempt(

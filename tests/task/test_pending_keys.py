@@ -168,20 +168,6 @@ def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: P
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "holds"),
-    [
-        ({"ordering": "strict", "ledger": "/l"}, True),
-        ({"ordering": "strict", "ledger": "/l", "onPendingKey": "pass"}, False),
-        ({"ordering": "best_effort", "ledger": "/l"}, False),
-        ({"ordering": "best_effort", "ledger": "/l", "onPendingKey": "hold"}, True),
-        ({"ordering": "strict"}, False),
-    ],
-)
-def test_strict_order_with_a_ledger_holds_by_default(settings: dict[str, str], holds: bool) -> None:
-    assert SinkOptions.parse(settings).holds_pending_keys is holds
-
-
 @pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])
 def test_hold_needs_an_ordering_and_a_ledger(missing: dict[str, str]) -> None:
     settings = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}

@@ -2,6 +2,7 @@
 
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,16 @@ def test_refused_options(cluster: FakeCluster) -> None:
     )
     with pytest.raises(ConfigurationError, match="transactional"):
         producer.send(table(1))
+
+
+def test_a_producer_is_a_query_and_shows_its_state(make: Callable[..., TableProducer]) -> None:
+    producer = make(appId="app")
+    query, again = (producer.send(table(1)).summary.query_id for _ in range(2))
+    app_id, _, run_id = query.partition("/")
+    assert (app_id, again) == ("app", query) and str(uuid.UUID(run_id)) == run_id
+    assert repr(producer) == "<TableProducer orders, 2 tables sent>"
+    producer.close()
+    assert repr(producer) == "<TableProducer orders, closed>"
 
 
 def test_after_close(make: Callable[..., TableProducer]) -> None:

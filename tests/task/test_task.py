@@ -132,6 +132,13 @@ class TestSends:
         assert epoch["complete"] and epoch["rows_in"] == 100 and epoch["acked"] == 100
         assert sum(row["message_count"] for row in run.kind("send")) == 100
 
+    @pytest.mark.parametrize("finds_stored", [False, True])
+    def test_rows_that_a_look_up_found_are_counted(self, finds_stored: bool) -> None:
+        engine = StubEngine()
+        engine.finds_stored = finds_stored
+        summary = Run(engine).feed(body=bodies(5)).finish().summary
+        assert (summary.acked, summary.found_stored) == (5, 5 * finds_stored)
+
     def test_the_bytes_of_all_bodies_are_counted(self) -> None:
         batch = pa.RecordBatch.from_pydict({"body": ["before", "kilo", "", None, "ö"]})
         run = Run(StubEngine())

@@ -12,7 +12,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 
@@ -87,15 +87,6 @@ def test_an_engine_is_used_again(cluster: FakeCluster, pool: ProducerPool, tmp_p
     pool.release(engine)
     send(cluster, tmp_path, pool)
     assert pool.acquire(options) is engine
-
-
-def test_a_refused_batch_is_parted_and_only_the_poison_row_is_lost(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
-) -> None:
-    cluster.on_send(Answer(13, "message size exceeded"), times=1)
-    summary = send(cluster, tmp_path, pool, count=20, requestMaxMessages=5)
-    assert summary.acked == 20 and summary.given_up == 0
-    assert len({m.body for m in cluster.messages("t")}) == 20
 
 
 def test_no_name_server_fails_the_task_and_names_each(pool: ProducerPool, tmp_path: Path) -> None:

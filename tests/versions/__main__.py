@@ -46,12 +46,10 @@ LONGEST_S: Final = 3600
 
 ROCKETMQ: Final = (DEFAULT_VERSION, "5.3.3", "4.9.7")
 SPARK_TESTS: Final = (
-    "tests/integration/test_lanes.py",
-    "tests/integration/test_found_by_spark.py",
-    "tests/integration/test_reader_dlq.py",
-    "tests/ledger/test_append.py",
+    "tests/integration/test_lanes.py", "tests/integration/test_found_by_spark.py",
+    "tests/integration/test_reader_dlq.py", "tests/ledger/test_append.py",
     "tests/ledger/test_fold.py",
-)
+)  # fmt: skip
 PYTHON_TESTS: Final = ("-m", "not cluster and not spark and not slow", "tests")
 BROKER_TESTS: Final = (
     "tests/producer/conformance/test_real_cluster.py",

@@ -112,11 +112,9 @@ def install() -> None:
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own.options.ledger, after=True)
     _around(
-        half_commits.HalfMessageCommitter,
-        "ended",
-        "ending",
+        half_commits.HalfMessageCommitter, "ended", "ending",
         lambda own, *more: own.engine.options.ledger,
-    )
+    )  # fmt: skip
     _around(
         transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own.options.ledger
     )

@@ -76,12 +76,9 @@ def prepare() -> None:
     _run(sys.executable, "-m", "venv", _ENVIRONMENT)
     pip = (_ENVIRONMENT / "bin" / "python", "-I", "-m", "pip", "install", "-q")
     _run(
-        *pip,
-        f"rocket-sink @ {_wheel().as_uri()}",
-        f"pyspark=={pyspark.__version__}",
-        "pandas",
+        *pip, f"rocket-sink @ {_wheel().as_uri()}", f"pyspark=={pyspark.__version__}", "pandas",
         "venv-pack",
-    )
+    )  # fmt: skip
     pack = _ENVIRONMENT / "bin" / "venv-pack"
     _run(pack, "-q", "-p", _ENVIRONMENT, "-o", _ARCHIVE, "--compress-level", "1")
 

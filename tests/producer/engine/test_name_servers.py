@@ -12,7 +12,7 @@ from rocket_sink.net.client import Call
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.engine.routes import NameServers
+from rocket_sink.producer.engine.routes import PROXY_HINT, NameServers
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
 from rocket_sink.wire.headers import Frame
@@ -44,6 +44,9 @@ class _Silent:
         self.calls.append((address, round(deadline_s - now_s, 3)))
         self._due.append((deadline_s, on_end))
 
+    def answer(self, frame: Frame) -> None:
+        self._due.pop(0)[1].on_end(frame, None, 100.0)
+
     def run(self) -> None:
         while self._due:
             deadline_s, on_end = self._due.pop(0)
@@ -72,6 +75,28 @@ def test_each_silent_server_gets_its_share_of_the_time(
     assert not answers and [*error.reasons] == [f"{name}:1" for name in names]
     untold = [name for name, reason in error.reasons.items() if "no time was left" in reason]
     assert len(untold) == len(names) - len(waits_s)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(3, f"answered 3: no way{PROXY_HINT}"), (1, "answered 1: no way")]
+)
+def test_a_server_that_refuses_the_question_is_named_with_its_answer(
+    code: int, reason: str
+) -> None:
+    client, ends = _Silent(), list[Any]()
+    servers = NameServers(SinkOptions.parse(nameServer="a:1"), client, _InOrder(), 30.0)  # type: ignore[arg-type]
+    servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0)
+    client.answer(Frame(code, remark="no\nway", flag=1))
+    assert ends[0][1].reasons == {"a:1": reason}
+
+
+def test_all_other_servers_are_asked_at_once_after_one_that_does_not_know_the_topic() -> None:
+    client = _Silent()
+    options = SinkOptions.parse(nameServer="a:1;b:1;c:1")
+    servers = NameServers(options, client, _InOrder(), 30.0)  # type: ignore[arg-type]
+    servers.ask(get_route("t"), lambda *_: None, 100.0)
+    client.answer(Frame(17, flag=1))
+    assert [address for address, _ in client.calls] == ["a:1", "b:1", "c:1"]
 
 
 other = scripted_cluster()
