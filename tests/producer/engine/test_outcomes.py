@@ -6,6 +6,7 @@ import pytest
 
 from rocket_sink.errors import (
     AuthenticationError,
+    BatchTooLargeError,
     ConnectError,
     ConnectionLostError,
     InvalidAnswerError,
@@ -83,6 +84,36 @@ def test_not_sent_when_refused(cluster, make_engine):
     assert not completion.maybe_duplicate
     assert isinstance(completion.error, ConnectError)
     assert len(completion.attempts) == 3
+    waits_ms = [attempt.queue_wait_ms for attempt in send(engine).attempts]
+    assert waits_ms[1] < waits_ms[2] >= 5, "both brokers have refused, so the third one waits"
+
+
+def test_a_batch_that_a_broker_refuses_for_its_size_limits_later_ones(cluster, make_engine):
+    engine = make_engine()
+    assert engine.batch_limit("orders") is None
+    cluster.on_send(Answer(1, "java.lang.RuntimeException: message body size exceeded"), times=None)
+    body = encode_inner(bytes(100_000), "") * 2
+    engine.submit(SendRequest("orders", body, message_count=2, batch=True))
+    (completion,) = engine.drain()
+    assert isinstance(completion.error, BatchTooLargeError)
+    assert engine.batch_limit("orders") == len(body) // 2
+
+
+def test_times_of_options_are_seconds_in_the_engine(make_engine):
+    engine = make_engine(
+        sendMsgTimeout=1001, orderWaitMs=1002, sendMsgMaxTimeoutPerRequest=1003,
+        storedCheckTimeout=1004, storedCheckDelay=1005, heartbeatBrokerInterval=1006,
+        pollNameServerInterval=1007, suspectAfterMs=1008, connectTimeoutMs=1009,
+        retryTimesWhenSendFailed=3,
+    )  # fmt: skip
+    assert vars(engine._limits) == {
+        "timeout_s": 1.001, "order_wait_s": 1.002, "attempt_cap_s": 1.003, "stored_check_s": 1.004,
+        "max_attempts": 4,
+    }  # fmt: skip
+    assert (engine.stored_checks._timeout_s, engine.stored_checks._delay_s) == (1.004, 1.005)
+    assert (engine.heartbeats._interval_s, engine.routes._interval_s) == (1.006, 1.007)
+    assert engine.brokers._floor_s == 1.008
+    assert engine.routes._name_servers._timeout_s == 1.009
 
 
 def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engine):

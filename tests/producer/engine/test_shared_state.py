@@ -171,6 +171,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
     names = {"gone": gone.pid, "alive": os.getpid(), "young": gone.pid + (1 << 22)}
     folders = {name: tmp_path / f"rocket-sink-{os.getuid()}-{pid}" for name, pid in names.items()}
     folders["other"] = tmp_path / f"rocket-sink-{os.getuid()}-x"
+    folders["stranger"] = tmp_path / f"rocket-{gone.pid}"
     for name, folder in folders.items():
         folder.mkdir()
         (folder / "it").touch()
@@ -179,7 +180,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
     own = local_directory()
     assert own.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and own.is_dir()
     assert {name for name, folder in folders.items() if folder.exists()} == {
-        "alive", "young", "other"
+        "alive", "young", "other", "stranger"
     }  # fmt: skip
 
 
