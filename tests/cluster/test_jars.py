@@ -22,7 +22,8 @@ ARTIFACTS = tuple(
 class FakeRegistry:
     """A stand-in for Ivy. `bodies` maps a jar's name to the contents of its next fetches."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
         self.bodies: dict[str, list[bytes]] = {}
         self.rounds: list[list[str]] = []
 
@@ -30,6 +31,7 @@ class FakeRegistry:
         self, java: Java, work: Path, artifacts: Sequence[Artifact], into: Path,
         on_jar: Callable[[], None],
     ) -> None:  # fmt: skip
+        assert into.parent.parent == self.cache, "a rename is atomic on one file system only"
         self.rounds.append([a.name for a in artifacts])
         for artifact in artifacts:
             bodies = self.bodies.get(artifact.name)
@@ -38,8 +40,8 @@ class FakeRegistry:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    fake = FakeRegistry()
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    fake = FakeRegistry(tmp_path)
     monkeypatch.setattr(jars, "load_lock", lambda _version: ARTIFACTS)
     monkeypatch.setattr(jars, "fetch_parts", fake.fetch)
     return fake

@@ -32,12 +32,8 @@ class Process:
     """Stands for a process of a cluster: notes what is done with it."""
 
     def __init__(self, name: str, events: list[str], errors: list[Exception] | None = None) -> None:
-        self.name, self.address, self.pid, self.alive = (
-            name,
-            f"127.0.0.1:{len(name)}",
-            os.getpid(),
-            False,
-        )
+        self.name, self.address = name, f"127.0.0.1:{len(name)}"
+        self.pid, self.alive = os.getpid(), False
         self._events, self._errors = events, errors or []
 
     def __getattr__(self, verb: str) -> Callable[..., None]:
@@ -189,19 +185,14 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         assert saved["ready"] and up.ready and [each["name"] for each in saved["nodes"]] == [*names]
         marks = [each["mark"] for each in saved["nodes"]]
         assert marks == (["m", "m", "new"] if keeps else ["new"] * 3)
-        assert (up.queues, up.tls, up.version) == (
-            settings["queues"],
-            settings["tls"],
-            settings["version"],
-        )
+        shown = {"queues": up.queues, "tls": up.tls, "version": up.version, "brokers": 2}
+        assert shown == {**settings, "brokers": 2}
         assert [event for event in events if "release" in event] == [f"release {n}" for n in names]
     asked, *rest = make.call_args.args
     assert rest == [tmp_path, tmp_path / "cache", print]
-    assert (asked.heap_mb, asked.broker_config, asked.brokers) == (
-        64,
-        {"x": "y"},
-        settings["brokers"],
-    )
+    given = {"heap_mb": asked.heap_mb, "broker_config": asked.broker_config}
+    assert given == {"heap_mb": 64, "broker_config": {"x": "y"}}
+    assert asked.brokers == settings["brokers"]
     alive = ["broker-a", "name-server"] if keeps else []
     ports = Ports(10, (20, 30)) if keeps else None
     assert f"alive {alive} {ports}" in events and end.called is not keeps
@@ -223,7 +214,7 @@ def test_only_a_temporary_folder_goes_with_the_cluster(
     monkeypatch.setattr(local, "launch", launched)
     monkeypatch.setattr(local.Runtime, "make", made)
     home = tmp_path / "new" / "home" if is_own else None
-    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64)
+    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64, cache=tmp_path, progress=print)
     assert "not started" in repr(running)
     with running:
         wanted, folder, *_ = made.call_args.args
@@ -231,7 +222,10 @@ def test_only_a_temporary_folder_goes_with_the_cluster(
         made.return_value.certificates = None
         assert (wanted.heap_mb, wanted.version, folder.is_dir()) == (64, "5.3.3", True)
         assert running.start(timeout_s=1) is running
-        assert launched.call_count == 1 and launched.call_args.kwargs == {"timeout_s": 240}
+        made.assert_called_once_with(wanted, folder, tmp_path, print)
+        (runtime, join), more = launched.call_args
+        assert runtime is made.return_value and more == {"timeout_s": 240}
+        assert join == running._guard.join and launched.call_count == 1
         assert repr(running) == "<LocalCluster 5.3.3, 2 brokers, at 127.0.0.1:9876>"
         keys = {"accessKey": "user", "secretKey": "key"}
         assert running.client_options() == {"nameServer": "127.0.0.1:9876", **keys}

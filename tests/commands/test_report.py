@@ -206,6 +206,7 @@ def test_sparks_log_stays_for_errors_that_are_not_ours(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("rocket_sink.spark.session.build_session", start)
+    monkeypatch.setattr(LOG, "disabled", is_submitted)
     if is_submitted:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     before = LOG.disabled, shown.disabled
@@ -221,19 +222,6 @@ def test_sparks_log_stays_for_errors_that_are_not_ours(
     assert ("the JVM's noise" in err) is is_submitted
     for log in logs:
         assert log.read_text() == "the JVM's noise" and f"Spark's log: {log}\n" in err
-
-
-@pytest.mark.parametrize("was_silent", [False, True])
-def test_a_programs_console_is_as_before_after_a_command(
-    monkeypatch: pytest.MonkeyPatch, was_silent: bool
-) -> None:
-    from rocket_sink.spark.console import LOG
-
-    monkeypatch.setattr(LOG, "disabled", was_silent)
-    monkeypatch.setattr("rocket_sink.spark.session.build_session", lambda *_, **__: MagicMock())
-    with spark_input.spark_session("report"):
-        assert LOG.disabled
-    assert LOG.disabled is was_silent
 
 
 def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.responses import decode_pull_answer, decode_send_answer
+from rocket_sink.wire.responses import decode_send_answer
 from rocket_sink.wire.route import decode_route
-from rocket_sink.wire.stored import decode_stored
 from tests.clusters import scripted_cluster
 
 
@@ -64,32 +63,15 @@ def client(cluster: FakeCluster) -> Iterator[Client]:
     client.socket.close()
 
 
-def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> None:
+def test_a_batch_is_stored_as_its_messages(cluster: FakeCluster, client: Client) -> None:
     assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17  # type: ignore[union-attr]
-    answer = client.ask(send())
-    assert answer is not None
-    sent = decode_send_answer(answer)
-    assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
     inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
-    batch = requests.send_message_v2(
-        batch=True,
-        producer_group="g", topic="t", queue_id=0, born_ms=1, broker_name="broker-a",
-        properties="WAIT\x01true\x02", body=inner,
-    )  # fmt: skip
-    sent = decode_send_answer(client.ask(batch))  # type: ignore[arg-type]
-    assert (sent.queue_offset, sent.offset_message_id.count(",")) == (1, 2)
-    queue = MessageQueue("t", "broker-a", 0)
-    pull = requests.pull_message(queue, 0, consumer_group="c", max_msg_nums=32)
-    pulled = client.ask(pull)
-    messages, following = decode_pull_answer(pulled)  # type: ignore[arg-type]
-    assert [m.body for m in messages] == [b"hello", b"m0", b"m1", b"m2"]
-    assert following == 4
-    assert (pulled.ext or {})["maxOffset"] == "4"  # type: ignore[union-attr]
-    query = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
-    assert [m.body for m in decode_stored(client.ask(query).body)] == [b"m1"]  # type: ignore[arg-type]
-    route = Client(cluster.name_server).ask(requests.get_route("t"))
-    assert route is not None
-    assert [q.broker_name for q in decode_route(route.body).queues] == ["broker-a"]
+    sent = decode_send_answer(client.ask(send(body=inner, batch=True)))  # type: ignore[arg-type]
+    assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
+    assert sent.offset_message_id.count(",") == 2
+    stored = [(m.body, m.properties["UNIQ_KEY"], m.queue_offset) for m in cluster.messages("t")]
+    assert stored == [(b"m%d" % n, f"B{n}", n) for n in range(3)]
+    assert [queue.broker_name for queue in cluster.route("t").queues] == ["broker-a"]
 
 
 def test_legacy_name_servers_write_bare_keys() -> None:
@@ -99,13 +81,6 @@ def test_legacy_name_servers_write_bare_keys() -> None:
         assert answer is not None
         assert b"{0:" in bytes(answer.body or b"")
         assert decode_route(answer.body).brokers[0].master == cluster.brokers[0].address
-
-
-def test_queue_and_permission_checks(cluster: FakeCluster, client: Client) -> None:
-    cluster.create_topic("narrow", queues=2)
-    cluster.create_topic("closed", perm=4)
-    assert client.ask(send("narrow", 2)).code == 29  # type: ignore[union-attr]
-    assert client.ask(send("closed")).code == 16  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("at_byte", [0, 1, 8, 30])
