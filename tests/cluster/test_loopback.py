@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.loopback import on_loopback, write_loopback_jar
+from rocket_sink.cluster.loopback import _ConstantPool, on_loopback, write_loopback_jar
 
 CLASS = zlib.decompress(base64.b85decode(
     "c-n=K$xZ@66h-fY9-u)4WYAUtheg8%7w#}7>Iy>Qf`r7K1>Iq8BDDOKiEbp(#1GI<GBLhtd!feRB{ihpx%XDp^V`D{fJ5"
@@ -68,3 +68,22 @@ def test_the_jar_is_written_once_beside_the_others(
     path.write_bytes(b"damaged")
     assert write_loopback_jar(jars, home).read_bytes() != b"damaged"
     assert sorted(p.name for p in path.parent.iterdir() if p not in jars) == ["loopback.jar"]
+
+
+TWICE = (5, 6)
+SIZES = {1: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4,
+         15: 3, 16: 2, 17: 4, 18: 4}  # fmt: skip
+"""{tag: bytes after it}, by section 4.4 of the specification of the Java virtual machine; an empty
+text has two."""
+
+
+@pytest.mark.parametrize("tag", SIZES)
+def test_each_kind_of_constant_is_passed(tag: int) -> None:
+    """Put the constant before those of the class, whose indices the code names."""
+    count = int.from_bytes(CLASS[8:10], "big") + 1 + (tag in TWICE)
+    own = bytes([tag]) + bytes(SIZES[tag])
+    pool = _ConstantPool(CLASS[:8] + count.to_bytes(2, "big") + own + CLASS[10:])
+    assert pool.end == _ConstantPool(CLASS).end + len(own) and len(pool) == count
+    first = 2 + (tag in TWICE)
+    assert pool.constant(tag, own[1:]) == b"\0\1"
+    assert {*pool._indices.values()} >= {b"\0\1", first.to_bytes(2, "big")} and len(pool) == count

@@ -2,8 +2,12 @@
 
 import json
 import os
+import queue
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +21,10 @@ from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
 from rocket_sink.cluster.node import Broker, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe, ProbeFailed
+from rocket_sink.cluster.tls import make_certificates
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java
+from rocket_sink.private_file import FileLock
 from rocket_sink.testing import Answer
 from tests.cluster.test_jars import java_that
 from tests.cluster.test_layout import Keys
@@ -86,6 +92,8 @@ def test_a_start(
 ) -> None:  # fmt: skip
     """Begin with the ports of the last start; after an error take others, and leave no process."""
     done: list[str] = []
+    told: list[str] = []
+    runtime = replace(runtime, tell=told.append)
     errors, before = list(errors), Ports(1, (2, 3))
     chosen = MagicMock(side_effect=lambda count, wanted: wanted or Ports(4, (5, 6)))
     monkeypatch.setattr(layout, "choose_ports", chosen)
@@ -97,6 +105,8 @@ def test_a_start(
     except ClusterError:
         assert fails
     assert done == events
+    assert told[0] == ("starting 1 broker" if alive else "starting the name server")
+    assert fails or told[-1] == "broker-b is ready at 127.0.0.1:8"
     assert [each.kwargs["wanted"] for each in chosen.call_args_list] == [before, None, None][:tries]
     kept = before if tries == 1 or fails else Ports(4, (5, 6))
     assert conf.load_ports(runtime.home / "ports.json") == kept
@@ -164,6 +174,8 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         assert runtime is made and popen_options() == {"start_new_session": True}
         assert more["timeout_s"] == 9
         started = processes(events)
+        if fails and not keeps:
+            raise ClusterError("no port")
         for each in started:
             if each.name not in more["alive"]:
                 each.spawn()
@@ -195,7 +207,44 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     assert asked.brokers == settings["brokers"]
     alive = ["broker-a", "name-server"] if keeps else []
     ports = Ports(10, (20, 30)) if keeps else None
-    assert f"alive {alive} {ports}" in events and end.called is not keeps
+    assert end.called is not keeps
+    assert f"alive {alive} {ports}" in events or (fails and not keeps)
+
+
+def test_one_command_at_a_time_is_at_work_on_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"version": "1", "nodes": []}')
+    told: queue.Queue[str] = queue.Queue()
+    lock = FileLock(tmp_path / ".lock")
+    lock.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(detached.down, tmp_path, progress=told.put)
+        try:
+            assert f"is at work on the cluster in {tmp_path}: waiting" in told.get(timeout=60)
+            assert (tmp_path / "cluster.json").exists()
+        finally:
+            lock.release()
+        assert ended.result(60) is False
+    assert not (tmp_path / "cluster.json").exists()
+    (tmp_path / "cluster.json").write_text("x")
+    tmp_path.chmod(0o777)
+    with pytest.raises(ClusterError, match="Everybody may write"):
+        detached.down(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [(None, "needs the openssl program"), ("echo no >&2; exit 1", "req failed: no")],
+)
+def test_certificates_need_openssl(
+    script: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script:
+        (tmp_path / "openssl").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "openssl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match=text):
+        make_certificates(tmp_path / "tls")
+    assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
 
 
 # --- of this process ----------------------------------------------------------------------------
@@ -264,6 +313,15 @@ def test_a_topic_is_made_by_the_admin_tool(
     assert [list(each.args) for each in ran.call_args_list] == [["updateTopic", *w] for w in wanted]
     waited = [broker.wait_routed.call_args == call("x", 90) for broker in brokers]
     assert waited == ([False, True] if "brokers" in settings else [True, True])
+    ask = MagicMock()
+    monkeypatch.setattr(local, "admin", ask)
+    other = LocalCluster(version="4.9.7", acl=KEYS, cache=Path("/cache"))
+    other._nodes, other._runtime = running._nodes, MagicMock()
+    assert other.admin("topicList", timeout_s=7) is ask.return_value
+    assert ask.call_args == call(
+        other.name_server, "topicList", version="4.9.7", acl=KEYS, cache=Path("/cache"),
+        tls=other._runtime.certificates, timeout_s=7,
+    )  # fmt: skip
     running.delete_topic("x")
     assert ran.call_args == call("deleteTopic", "-c", "DefaultCluster", "-t", "x")
     with pytest.raises(ClusterError, match="No broker 'c' here: there are broker-a, broker-b"):
@@ -301,7 +359,8 @@ def test_the_probe_of_a_broker(cluster: Any) -> None:
     """A broker is ready if it is in the route, and has stored a message."""
     broker, server = cluster.brokers[0], cluster.name_server
     Probe().check_broker(server, "broker-a", broker.address)
-    assert [bytes(m.body) for m in cluster.messages("broker-a")] == [b"ready?"]
+    (message,) = cluster.messages("broker-a")
+    assert bytes(message.body) == b"ready?" and abs(message.born_ms / 1000 - time.time()) < 900
     for answer, fits in (
         (Answer(10), True),
         (Answer(11), True),

@@ -1,11 +1,11 @@
 """The scripted cluster does what its script says, seen over plain sockets."""
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rocket_sink.message import MessageQueue
 from rocket_sink.testing import Answer, CutAnswer, Delay, Drip, FakeCluster, FaultProxy
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
@@ -96,10 +96,12 @@ def test_late_and_dripping_answers_do_not_hold_up_others(
     broker = cluster.brokers[0]
     broker.on_send(Delay(150))
     broker.on_send(Drip(0.2))
+    begun_s = time.monotonic()
     client.socket.sendall(encode_frame(send(body=b"slow")))
     other = Client(broker.address)
     assert other.ask(send(body=b"dripped")).code == 0  # type: ignore[union-attr]
     assert client.read(5).code == 0  # type: ignore[union-attr]
+    assert time.monotonic() - begun_s >= 0.15
 
 
 @pytest.mark.parametrize("through_a_proxy", [False, True])

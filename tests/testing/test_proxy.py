@@ -166,6 +166,12 @@ def test_what_is_no_frame_passes_as_it_comes() -> None:
     assert [*cutter.cut(hello), *cutter.cut(b"more")] == [hello, b"more"]
 
 
+def test_a_frame_that_nobody_can_read_reaches_the_broker(proxy: FaultProxy) -> None:
+    client = Client(proxy.address, 30)
+    client.socket.sendall(b"\0\0\0\x08" + b"\xff" * 8)
+    assert client.socket.recv(1) == b"", "the broker closes the connection"
+
+
 def test_a_master_that_is_replaced(cluster: FakeCluster) -> None:
     """C74 (testChangeMaster): the same queues move to another address."""
     cluster.create_topic("m")
