@@ -175,6 +175,8 @@ def refuse(code: RequestCode) -> Callable[[FakeCluster], object]:
     [
         (lambda _: None, (), "ok", "answers (queue 0 is at offset 0)"),
         (lambda _: None, EXACT, "ok", "answers (queue 0 is at offset 0)"),
+        (lambda cluster: cluster.create_topic("ns%t"), ("-O", "namespace=ns"), "ok", "answers (q"),
+        (lambda cluster: None, ("-O", "namespace=ns"), "ok", "answers (queue 0 is at offset 0)"),
         (refuse(RequestCode.GET_MAX_OFFSET), (), "ok", "this user may send at most, not read"),
         (refuse(RequestCode.GET_MAX_OFFSET), EXACT, "fail", "permission is denied"),
         (refuse(RequestCode.QUERY_MESSAGE), EXACT, "fail", "permission is denied"),

@@ -16,6 +16,7 @@ from rocket_sink.commands.common.base import (
     one_line,
     time_ms,
     time_value,
+    usage_line,
 )
 from rocket_sink.errors import ClusterError, RocketSinkError
 from tests.python import run_python
@@ -105,6 +106,9 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
         (["transactions", "list"], "--ledger"),
         (["transactions", "settle", "-n", "a:1"], "--ledger"),
         (["tail", "-n", "a:1"], "--topic"),
+        (["stream", "--format", "rate", "--batch", "--trigger", "1 s"], "not to --batch"),
+        (["send", "-n", "a:1", "-t", "no such!", "x"], "'no such!'"),
+        (["dlq", "list", "-n", "a:1", "--key", "k"], "give --group"),
     ],
 )
 def test_a_wrong_command_line_exits_2_with_a_reason(
@@ -209,6 +213,22 @@ CALLING = "An error occurred while calling o1.load.\n: "
 def test_an_error_is_one_line(error: Exception, line: str) -> None:
     shown = one_line(error)
     assert shown == line if not line.endswith(".zip") else shown.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_context", "line"),
+    [
+        ("No such option.", True, "top sub: no such option; top sub --help shows what it takes"),
+        ("No such  option\nx.", False, "rocket-sink: no such option x"),
+        ("Wait ...", True, "top sub: wait ...; top sub --help shows what it takes"),
+        ("NAME=VALUE; give it", True, "top sub: NAME=VALUE; give it"),
+        ("did you mean x?", True, "top sub: did you mean x?"),
+    ],
+)
+def test_a_wrong_use_is_one_line(text: str, has_context: bool, line: str) -> None:
+    parent = click.Context(click.Command("top"), info_name="top")
+    context = click.Context(click.Command("sub"), parent, info_name="sub")
+    assert usage_line(click.UsageError(text, context if has_context else None)) == line
 
 
 def test_a_long_error_is_cut() -> None:

@@ -51,6 +51,8 @@ def test_groups_and_letters_are_listed(run: Cli) -> None:
     assert (row["body"], row["reconsume_times"]) == ("body 1", 16)
     out, _ = run("list", "-g", GROUP)
     assert "body 0" in out
+    heads = f"dead letters of {GROUP} given up topic keys times resends message id body "
+    assert " ".join(out.split()).startswith(heads)
     assert "1970-01-01 00:00:01" in out
 
 

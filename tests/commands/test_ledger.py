@@ -105,8 +105,22 @@ def test_views(path: str) -> None:
     }  # fmt: skip
     assert rows["dead-letters"][0]["body"] == "body"
     assert rows["resolutions"][0]["at"] == "1970-01-01T00:00:01+00:00"
-    out, _ = run("ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
-    assert out.count("CONNECT") == 2
+    heads = {
+        shown = " ".join(run("ledger", "show", view, "--ledger", path)[0].split())
+        assert f"{view} {head} " in shown
+        "sends": "at broker name queue id message count attempt outcome rtt ms error code",
+        "dead-letters": "at topic sharding key keys reason last error code last error",
+        "resolutions": "at topic letter id message id resolution",
+        "attempts": "at query id epoch partition task attempt id rows in acked complete counts",
+    }  # fmt: skip
+    for view, head in heads.items():
+        assert f"{view} {head} " in " ".join(
+            run("ledger", "show", view, "--ledger", path)[0].split()
+        )
+    out, err = run("ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
+    assert out.count("CONNECT") == 2 and not err
+    _, err = run("ledger", "show", "sends", "--limit", "3", "--ledger", path)
+    assert err == "the newest 3; --limit shows more, --json all columns\n"
     out, _ = run("ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
     assert len(out.splitlines()) == 1
     conditions = {"outcome = 'acked' -- all": 3, "NOT (topic = 't') and epoch > 0": 0}
@@ -127,6 +141,19 @@ def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None
         ledger_command.show_view.main(
             ["epochs", "--ledger", path, *more], standalone_mode=False
         )  # fmt: skip
+
+
+def test_under_spark_submit_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM runs already."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(SparkWanted):
+        report_command.report.main(["--ledger", path], standalone_mode=False)
+
+
+def test_options_are_suggested_by_a_ledger(path: str) -> None:
+    out, err = run("tune", path)
+    assert "Replayed" in out or ("attempts" in out and err.startswith("replaying ..."))
+    assert json.loads(run("tune", path, "--json")[0])
 
 
 def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

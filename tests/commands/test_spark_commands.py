@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 from pyspark.sql import Row
@@ -122,6 +122,17 @@ def test_the_work_and_its_result(case: Case, ledger: str, monkeypatch: pytest.Mo
         assert str(document).count(":") >= len(case.lines) / 3
 
 
+def test_a_ledger_is_looked_for_before_and_with_the_session(
+    ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the session may know a store's address and keys."""
+    looked, spark = MagicMock(), MagicMock()
+    monkeypatch.setattr("rocket_sink.commands.common.ledger_input.check_exists", looked)
+    monkeypatch.setattr(LEDGER + "sync", lambda *_: FoldSummary())
+    run("ledger fold", ledger, spark=spark)
+    assert looked.mock_calls == [call(ledger), call(ledger, spark)]
+
+
 @pytest.mark.parametrize("command", ["ledger fold", "stream --format rate --checkpoint c -n"])
 def test_flags_of_the_session(
     command: str, ledger: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +162,7 @@ class Committer:
 
     rows: ClassVar[list[Row]] = [epoch("b", 0), epoch("query", 4), epoch("query", 5)]
     ends: ClassVar[dict[tuple[str, int], Any]] = {}
+    listed = MagicMock()
     made: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spark: Any, options: SinkOptions, **more: Any) -> None:
@@ -189,7 +201,8 @@ def committer(monkeypatch: pytest.MonkeyPatch) -> type[Committer]:
     frame.select.return_value.distinct.return_value.collect.return_value = [
         Row(topics=["of the ledger"])
     ]
-    monkeypatch.setattr(LEDGER + "transactions", lambda *_, **__: frame)
+    monkeypatch.setattr(Committer, "listed", MagicMock(return_value=frame))
+    monkeypatch.setattr(LEDGER + "transactions", Committer.listed)
     monkeypatch.setattr(LEDGER + "sync", lambda *_: FoldSummary())
     return Committer
 
@@ -244,6 +257,10 @@ def test_open_transactions_are_listed(
     said = "3 transactions of 3,000 messages are open; nothing committed"
     *_, last = done.err.splitlines()
     assert last == said if "settle" in command else last.startswith("half messages of attempts")
+    if "list" in command:
+        assert committer.listed.call_args.kwargs == {"pending": False}
+        run("transactions list", ledger)
+        assert committer.listed.call_args.kwargs == {"pending": True}
     words = shlex.split(f"transactions {command} --json")
     done = run(" ".join(words), ledger, *names)
     rows = done.json() if "settle" in command else done.lines()
