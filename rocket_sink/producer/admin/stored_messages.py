@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import AuthenticationError, DeliveryError, PermissionDeniedError, SendError
+from rocket_sink.message import MessageQueue
+from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.headers import INT64_MAX, Frame
+from rocket_sink.wire.requests import query_max_offset
+from rocket_sink.wire.responses import long_field
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
@@ -54,6 +60,8 @@ class StoredMessages:
     torn: dict[str, StoredMessage] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
     _bodies: Mapping[str, bytes] = field(default_factory=dict)
+    _ends: dict[MessageQueue, int] = field(default_factory=dict)
+    """The ends of queues, as of the last look."""
     _found: set[str] = field(default_factory=set)
     _again: deque[Query] = field(default_factory=deque)
     _in_flight: set[Query] = field(default_factory=set)
@@ -131,7 +139,7 @@ class StoredMessages:
             if message is not None and message.torn:
                 self.torn[message_id] = message
             elif message is not None:
-                self._found.add(message_id)
+                self._take(query, address, message)
 
         self._in_flight.add(query)
         look_up(
@@ -139,6 +147,33 @@ class StoredMessages:
             since_ms=self.since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
             body=self._bodies.get(message_id),
         )  # fmt: skip
+
+    def _take(self, query: Query, address: str, message: StoredMessage) -> None:
+        """Count the message, unless its queue ends before it: brokers find a message by its id as
+        long as their log has it, even if its topic was deleted and made anew since."""
+        name, topic, message_id = query
+        queue, engine = MessageQueue(topic, name, message.queue_id), self.engine
+        if message.topic != topic or message.queue_offset < self._ends.get(queue, 0):
+            self._found.add(message_id)
+            return
+
+        def done(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            self._in_flight.discard(query)
+            if answer is None:
+                self._last_error = error
+                self._again.append(query)
+                return
+            # A broker that refuses to tell the end of a queue may have the message.
+            is_told = answer.code == ResponseCode.SUCCESS
+            self._ends[queue] = long_field(answer, "offset") if is_told else INT64_MAX
+            if message.queue_offset < self._ends[queue]:
+                self._found.add(message_id)
+
+        self._in_flight.add(query)
+        now_s = engine.clock()
+        engine.client.call(
+            address, query_max_offset(queue), Call(done), deadline_s=now_s + LOOK_UP_S, now_s=now_s
+        )
 
     def _check(self, waiting: deque[Query], topic: str) -> None:
         error, engine = self._last_error, self.engine

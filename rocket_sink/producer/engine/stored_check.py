@@ -146,7 +146,8 @@ def _message_in(answer: Frame, message_id: str, body: bytes | None) -> StoredMes
         answer.body, wanted=lambda own: own.get(UNIQ_KEY) == message_id, bodies=body is not None
     )
     same = (message for message in matches if body is None or message.body == body)
-    return min(same, key=lambda message: message.torn, default=None)
+    # The newest copy: an older one may be of a topic that was deleted and made anew since.
+    return min(same, key=lambda copy: (copy.torn, -copy.commit_log_offset), default=None)
 
 
 @dataclass(eq=False)

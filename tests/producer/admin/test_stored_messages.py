@@ -46,6 +46,18 @@ def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
     assert stored.torn.keys() == {"ID1"}
 
 
+def test_messages_of_a_topic_that_was_made_anew_are_not_stored(cluster, make_engine):
+    """Brokers find them as long as their log has them (observed with 5.5.0)."""
+    engine = make_engine()
+    _send(engine, 16)
+    wanted = [f"ID{number}" for number in range(16)]
+    for broker in cluster.brokers:
+        broker.store._queues.clear()
+    assert StoredMessages(engine, since_ms=0).find("orders", wanted, timed=False) == set()
+    _send(engine, 1)
+    assert StoredMessages(engine, since_ms=0).find("orders", wanted, timed=False) == {"ID0"}
+
+
 def test_failed_look_ups_are_asked_again(cluster, make_engine):
     engine = make_engine()
     _send(engine, 50)
