@@ -17,7 +17,7 @@ import click
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_if_json, show, table
 from rocket_sink.commands.common.sink_input import group_option, resolved_options, sink_options
-from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
+from rocket_sink.errors import NoRouteError, NotSentError, PermissionDeniedError, RocketSinkError
 from rocket_sink.java import find_java
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.message import MessageQueue
@@ -134,9 +134,13 @@ def _consumed(options: SinkOptions, group: str) -> Iterator[Finding]:
             raise RocketSinkError(
                 "only Spark can read the ledger: use `rocket-sink report --group`"
             )
-        for query in consumption(Scoped(ledger.query, Scope()), group, options).queries:
+        consumed = consumption(Scoped(ledger.query, Scope()), group, options)
+        for query in consumed.queries:
             state = "note" if query.waiting or query.deleted else "ok"
             yield Finding(f"group {group}", state, query.says(group))
+        if more := consumed.without_offset:
+            text = f"{counted(more, 'further message')} (with a delay, a timer, or transactional): "
+            yield Finding(f"group {group}", "note", f"{text}the ledger does not know their offsets")
     except RocketSinkError as error:
         yield Finding(f"group {group}", "fail", str(error))
 
@@ -322,6 +326,8 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     subject = f"topic {options.topic}"
     try:
         attributes = admin.topic_attributes(options.topic)
+    except NotSentError:
+        return  # The finding about the broker names the error.
     except RocketSinkError as error:
         yield Finding(
             subject, "note", f"its message.type and cleanup.policy are not known: {error}"

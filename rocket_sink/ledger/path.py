@@ -227,7 +227,7 @@ def plain_path(uri: str) -> str:
     return uri.removeprefix("file:")
 
 
-_TABLE: Final = re.compile(r"\w+\.\w+\.\w+")
+_TABLE: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
 
 def is_table_name(ledger: str) -> bool:

@@ -70,7 +70,7 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
 def say_repeated(options: SinkOptions) -> None:
     """Log that a batch write repeats a complete one, so that nothing is sent."""
     text = "the batchId %s is complete in the ledger %s: nothing is sent"
-    LOG.info(text, options.batch_id, options.ledger)
+    log.tell(LOG, text, options.batch_id, plain_path(options.ledger))
 
 
 def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:

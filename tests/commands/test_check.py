@@ -64,6 +64,12 @@ def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path: Path) -> None:
     assert findings["ledger"][1].endswith(": there")
 
 
+def test_a_broker_out_of_reach_is_one_finding(cluster: FakeCluster) -> None:
+    cluster.brokers[0].kill()
+    findings = check(cluster, code=1)
+    assert (findings["topic t"][0], findings["broker broker-a"][0]) == ("ok", "fail")
+
+
 def test_a_closed_topic_is_opened_by_the_command(cluster: FakeCluster) -> None:
     cluster.create_topic("t", 8, perm=PermName.READ)
     _, text = check(cluster, code=1)["topic t"]

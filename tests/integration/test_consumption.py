@@ -129,3 +129,7 @@ def test_messages_that_wait_or_were_deleted(
     (checked,) = check._consumed(SinkOptions.parse(ledger=path), "billing")
     assert checked.state == "note" and "of orders by the query" in checked.text
     assert ("of them were deleted before" in checked.text) == (end == 70)
+    delayed = module.Consumption("billing", without_offset=3)
+    monkeypatch.setattr(module, "consumption", lambda *_: delayed)
+    (checked,) = check._consumed(SinkOptions.parse(ledger=path), "billing")
+    assert checked.state == "note" and checked.text.startswith("3 further messages (with a delay")

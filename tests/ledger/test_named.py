@@ -80,4 +80,4 @@ def test_what_a_name_cannot_be(spark: Any, schema: str, cluster: FakeCluster) ->
     with pytest.raises(LedgerError, match="is not a ledger"):
         Ledger(f"{schema}.foreign").rows(spark)
     with pytest.raises(LedgerError, match="is the name of a table: give its location"):
-        TableProducer(nameServer=cluster.name_server, topic="t", ledger=f"{schema}.t").send(rows)
+        TableProducer(nameServer=cluster.name_server, topic="t", ledger="a-b.c-d.t").send(rows)
