@@ -61,7 +61,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
     ),
     "ledger/test_making.py": ("test_delta_rs_makes_the_table_that_sparks_delta_would_make",),
     "ledger/test_schema.py": ("test_ddl_and_arrow_schema_are_the_same_columns",),
-    "ledger/test_table_order.py": ("test_two_runs_in_one_fold",),
     "stores/test_short_forms.py": ("test_what_users_do_with_a_ledger_on_s3[two-drivers]",),
     "rows/test_contract.py": ("test_spark_packs_the_columns_as_json",),
     "task/test_worker_heap.py": ("test_workers_are_known_by_their_main_module",),

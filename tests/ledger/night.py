@@ -45,6 +45,11 @@ def at(batch: pa.RecordBatch, moment: dt.datetime) -> pa.RecordBatch:
     return batch.set_column(place, LEDGER_SCHEMA.field(place), times)
 
 
+def at_second(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
+    """Return the rows with the time of a second of the night."""
+    return at(batch, START + dt.timedelta(seconds=second))
+
+
 def night(folder: Path | str) -> str:
     """Make the ledger of a night: three brokers, two topics, and an epoch each 10 s for an hour.
 

@@ -38,7 +38,7 @@ from rocket_sink.ledger.transport.data_files import DataFile, write_data_files
 from rocket_sink.ledger.upkeep.growth import keep_small
 from tests.ledger.views import quick_ledger
 
-from .values import accounts, context, letter, sends, session
+from .values import accounts, context, letter, sends, session, write_spool
 
 ROWS = 3
 SPARK = session()
@@ -132,12 +132,16 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
         assert ledger.optimize(spark)["files_removed"] == 4
     assert len(DeltaTable(place.root).file_uris()) == 1
     begun.save_rows([sends(context(query_id="begun"), ROWS)])
+    unfolded = Path(write_spool(place, context(), sends(context())) or "")
     name = "spark.databricks.delta.retentionDurationCheck.enabled"
+    with pytest.raises(LedgerError, match="retentionDurationCheck"):
+        ledger.vacuum(spark, 0)
     spark.conf.set(name, "false")
     try:
         ledger.vacuum(spark, 0)
     finally:
         spark.conf.unset(name)
+    assert unfolded.exists()
     by_delta_rs(place, "q", 4)
     wanted |= {("begun", 0): ROWS, ("q", 4): ROWS}
     assert rows_in(place, spark) == wanted

@@ -69,7 +69,8 @@ def left(root: Path) -> list[str]:
 def tables(tmp_path_factory):
     """Return a table for all tests that only count their own partitions."""
     folder = tmp_path_factory.mktemp("ledger")
-    ensure_table(SPARK, resolve_path(folder))
+    spool(str(folder), 9001)
+    fold(SPARK, str(folder))
     return folder
 
 
@@ -433,11 +434,10 @@ def test_a_damaged_file_is_not_put_aside_elsewhere(tables, tmp_path):
     assert len(fold(SPARK, str(tables)).damaged) == 1
 
 
-@pytest.mark.spark
-def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
+def test_vacuum_deletes_nothing_behind_a_link(tables):
     link, files = stranger_behind(tables, "kind=zzz")
     ledger = Ledger(tables)
-    for call in (lambda: ledger.vacuum(spark), lambda: ledger.optimize(spark)):
+    for call in (lambda: ledger.vacuum(SPARK), lambda: ledger.optimize(SPARK)):
         with pytest.raises(LedgerError, match=r"kind=zzz"):
             call()
     assert {path: path.read_bytes() for path in files} == files
@@ -484,25 +484,6 @@ def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spar
     forge(tmp_path / "ledger", str(file), file.stat().st_size)
     with pytest.raises(LedgerError, match="no rocket-sink wrote"):
         ledger.rows(spark)
-
-
-@pytest.mark.spark
-def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
-    before = partitions(tables)
-    path = spool(str(tables), 9800)
-    ledger = Ledger(tables)
-    assert ledger.optimize(spark)["files_removed"] > 1
-    with pytest.raises(LedgerError, match="retentionDurationCheck"):
-        ledger.vacuum(spark, retain_hours=0)
-    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    try:
-        ledger.vacuum(spark, retain_hours=0)
-    finally:
-        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
-    assert Path(path).exists()
-    assert partitions(tables) == before
-    fold(spark, str(tables))
-    assert partitions(tables)[9800] == 2
 
 
 @pytest.mark.spark

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import datetime as dt
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_ro
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, ledger_ddl
 from tests.ledger.views import quick_ledger
 
+from .night import at_second as at
 from .values import accounts, attempt, confirmed, context, letter, sends, session
 
 SPARK = session()
@@ -48,13 +48,6 @@ def test_notebooks_show_what_needs_no_spark(ledger, tmp_path):
     assert "epochs that are not folded yet" in ledger._repr_html_()
     assert "none yet" in Ledger(tmp_path / "<i>none</i>")._repr_html_()
     assert "<i>" not in Ledger(tmp_path / "<i>none</i>")._repr_html_()
-
-
-def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
-    """Return the rows with another time."""
-    when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
-    column = pa.array([when] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
-    return batch.set_column(1, LEDGER_SCHEMA.field("at"), column)
 
 
 def rows_by_duckdb(ledger: Ledger, view: str, where: str) -> list[dict]:
