@@ -10,9 +10,22 @@ from rocket_sink.message_rules import (
     check_no_system_topic,
     check_property,
     check_topic,
+    host_and_port,
+    is_loopback,
     is_system_resource,
 )
 from tests.java_client import FOLDER, run_java
+
+
+@pytest.mark.parametrize(
+    ("address", "parts", "is_local"),
+    [("localhost:1", ("localhost", 1), True), ("127.8.0.1:65535", ("127.8.0.1", 65_535), True),
+     ("[::1]:9876", ("::1", 9876), True), (" 10.0.0.1:1 ", ("10.0.0.1", 1), False),
+     ("127.0.0.1:65536", None, False), ("127.0.0.1:0", None, False), ("127.0.0.1", None, False),
+     (":1", None, False), ("a b:1", None, False), ("a:\xb2", None, False)],
+)  # fmt: skip
+def test_an_address_is_a_host_and_a_port(address: str, parts: object, is_local: bool):
+    assert (host_and_port(address), is_loopback(address)) == (parts, is_local)
 
 
 @pytest.mark.parametrize(
