@@ -162,12 +162,9 @@ OWNER = """
 @pytest.mark.parametrize("kind", ["plain", "fork"])
 def test_processes_die_with_a_killed_owner(tmp_path: Path, kind: str) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path), kind],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path), kind], stdout=subprocess.PIPE,
+        text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
     assert running(pid)

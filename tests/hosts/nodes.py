@@ -36,19 +36,10 @@ def name_server(
 
 
 def broker(
-    host: Host,
-    name: str,
-    name_servers: Sequence[str],
-    *,
-    port: int = BROKER_PORT,
-    known_as: str = "",
-    folder: str = "",
-    version: str = DEFAULT_VERSION,
-    heap_mb: int = 256,
-    start: bool = True,
-    secrets: settings_of.Secrets | None = None,
-    **settings: str,
-) -> Broker:
+    host: Host, name: str, name_servers: Sequence[str], *, port: int = BROKER_PORT,
+    known_as: str = "", folder: str = "", version: str = DEFAULT_VERSION, heap_mb: int = 256,
+    start: bool = True, secrets: settings_of.Secrets | None = None, **settings: str,
+) -> Broker:  # fmt: skip
     """Return a broker of this host, started if `start` is true, without waiting for it.
 
     Args:
@@ -62,12 +53,9 @@ def broker(
     folder = folder or name
     lines = {
         **settings_of.broker_conf(name, port, ";".join(name_servers), host.disk / folder, _SMALL),
-        "bindAddress": "0.0.0.0",
-        "brokerIP1": address,
-        "brokerIP2": host.address,
-        **({} if secrets is None else settings_of.acl_conf(version, secrets)),
-        **settings,
-    }
+        "bindAddress": "0.0.0.0", "brokerIP1": address, "brokerIP2": host.address,
+        **({} if secrets is None else settings_of.acl_conf(version, secrets)), **settings,
+    }  # fmt: skip
     spec = _spec("broker", folder, host, address, port, version, lines, heap_mb, name)
     new_broker = Broker(spec, dict, name_servers[0], Probe(secrets))
     if start:

@@ -83,15 +83,9 @@ def read(name_server: str, topic: str, *, may_skip: bool = False) -> list[Stored
 
 
 def finding(
-    mode: str,
-    told: Told,
-    stored: Iterable[Stored],
-    since_ms: int,
-    *,
-    back_at_ms: int | None = None,
-    ordered: bool = False,
-    keys: int = 8,
-) -> Finding:
+    mode: str, told: Told, stored: Iterable[Stored], since_ms: int, *,
+    back_at_ms: int | None = None, ordered: bool = False, keys: int = 8,
+) -> Finding:  # fmt: skip
     """Compare a mode's answers with the stored messages. The fault began at `since_ms`.
 
     If `ordered`, message N has the sharding key N modulo `keys`, and keys keep their order.
@@ -107,17 +101,13 @@ def finding(
     return Finding(
         sent=len(told.acked) + failed,
         pause_ms=_pause_ms([message.store_ms for message in own], since_ms, told.ended_ms),
-        failed=failed,
-        lost=sum(number not in times for number in told.acked),
+        failed=failed, lost=sum(number not in times for number in told.acked),
         denied=sum(number in times for number in told.not_stored),
         announced=len(told.announced) if told.possible is None else told.possible,
-        doubled=len(doubled),
-        unannounced=unannounced,
-        degraded=told.degraded,
-        disordered=_disordered(own, keys) if ordered else 0,
-        accounted=told.accounted,
+        doubled=len(doubled), unannounced=unannounced, degraded=told.degraded,
+        disordered=_disordered(own, keys) if ordered else 0, accounted=told.accounted,
         back_ms=None if back_at_ms is None else _first_ms(own, back_at_ms, told.ended_ms),
-    )
+    )  # fmt: skip
 
 
 def _first_ms(stored: Sequence[Stored], from_ms: int, until_ms: int) -> int:

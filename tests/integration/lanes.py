@@ -77,11 +77,8 @@ def _by_spark(lane: Lane) -> Lane:
 
 
 LANES = (
-    Lane("foreach", _foreach),
-    Lane("foreach_batch", _foreach_batch),
-    Lane("write", _write, streams=False),
-    Lane("source_stream", _source_stream),
-    Lane("source_batch", _source_batch, streams=False),
-    Lane("packs", _packs),
-)
+    Lane("foreach", _foreach), Lane("foreach_batch", _foreach_batch),
+    Lane("write", _write, streams=False), Lane("source_stream", _source_stream),
+    Lane("source_batch", _source_batch, streams=False), Lane("packs", _packs),
+)  # fmt: skip
 BY_SPARK = tuple(map(_by_spark, LANES))

@@ -58,14 +58,9 @@ class JavaMessage:
 
 
 def read_with_java(
-    cluster: LocalCluster | str,
-    topic: str,
-    version: str = GENERATIONS[0],
-    *,
-    longest_body: int = 1 << 16,
-    may_skip: bool = False,
-    timeout_s: float = 280,
-) -> list[JavaMessage]:
+    cluster: LocalCluster | str, topic: str, version: str = GENERATIONS[0], *,
+    longest_body: int = 1 << 16, may_skip: bool = False, timeout_s: float = 280,
+) -> list[JavaMessage]:  # fmt: skip
     """Return all messages of a topic, queue by queue, in queue order.
 
     Args:
@@ -90,13 +85,9 @@ def read_with_java(
 
 
 def run_java(
-    source: Path,
-    *arguments: str,
-    version: str,
-    jars: Sequence[Path] = (),
-    lines: str = "",
+    source: Path, *arguments: str, version: str, jars: Sequence[Path] = (), lines: str = "",
     timeout_s: float = 280,
-) -> list[list[str]]:
+) -> list[list[str]]:  # fmt: skip
     """Run a source file on a version's jars and return the fields of its lines "judge ...".
 
     Other lines are the libraries' logs. `jars` replace those of RocketMQ's server modules.

@@ -64,15 +64,9 @@ def write_rows(folder: Path, kind: str, rows: int) -> None:
 
 
 def run_lane(
-    spark: Any,
-    cluster: LocalCluster,
-    proxies: str,
-    lane: Lane,
-    kind: str,
-    rows: int,
-    folder: Path,
+    spark: Any, cluster: LocalCluster, proxies: str, lane: Lane, kind: str, rows: int, folder: Path,
     **options: Any,
-) -> Result:
+) -> Result:  # fmt: skip
     """Send the rows by a lane through `proxies` (nameServer), and read them from the brokers."""
     topic = f"{lane.name}-{kind}-{time.monotonic_ns()}"
     make_topic(cluster, topic, attributes={"message.type": kind})

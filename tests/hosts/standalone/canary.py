@@ -89,12 +89,9 @@ def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
 
 
 def search(
-    folders: Iterable[Path],
-    words: Mapping[str, str],
-    *,
-    controls: Mapping[str, str],
+    folders: Iterable[Path], words: Mapping[str, str], *, controls: Mapping[str, str],
     since_s: float,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Find the files that have one of the words.
 
     Args:

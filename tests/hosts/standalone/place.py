@@ -57,13 +57,9 @@ class Standalone:
     """
 
     def __init__(
-        self,
-        bed: Bed,
-        say: Callable[[str], None],
-        *,
-        secrets: Secrets | None = None,
+        self, bed: Bed, say: Callable[[str], None], *, secrets: Secrets | None = None,
         imports: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.master = bed.host("master")
         self.workers = [bed.host("worker-0"), bed.host("worker-1")]
         self.drivers = [bed.host("driver-0"), bed.host("driver-1")]
