@@ -1,7 +1,7 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -9,11 +9,10 @@ import pytest
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.spark.backfill.backfill import backfill_options
 from rocket_sink.spark.backfill.resend import waiting_of
 from rocket_sink.testing import FakeCluster
-from tests.spark.backfill.test_resend import TOPIC, letters, make
+from tests.spark.backfill.test_resend import TOPIC, Bed, letters
 from tests.task.one_task import run_task
 
 QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
@@ -34,105 +33,106 @@ def home(key: str, queues: int = 4) -> tuple[str, int]:
     return ("broker-a" if index < queues else "broker-b"), index % queues
 
 
+AT_HOME = {key: {home(key)} for key in KEYS}
+OF_B = [key for key in KEYS if home(key)[0] == "broker-b"]
+
+
+class World(NamedTuple):
+    """A topic, and the options of a strict query."""
+
+    cluster: FakeCluster
+    given: SinkOptions
+
+    def query(self, ctx: RunContext = QUERY, **changes: Any) -> None:
+        """Run an epoch of the query, which pins the topic's queues."""
+        columns = {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}
+        assert run_task(self.given.with_(**changes), ctx, columns).acked == len(KEYS)
+
+    def options(self, **changes: Any) -> SinkOptions:
+        return backfill_options(self.given.with_(topic="", ordering="none", **changes))
+
+    def backfill(self, batch: pa.RecordBatch, **more: Any) -> Any:
+        """Run a task of a backfill; return its totals and its spool."""
+        return Bed(self.cluster, self.options()).send(batch, **more)
+
+    def waiting(self, options: SinkOptions) -> list[dict[str, Any]]:
+        """Return which letters a plan expects to wait."""
+        columns = ["query_id", "topic", "sharding_key", "queue_id", "broker_name"]
+        [batch] = waiting_of(options, [letters(KEYS).select(columns)])
+        return batch.to_pylist()
+
+    def stored(self, begin: bytes = b"body") -> dict[str, set[tuple[str, int]]]:
+        """Return {key: its places} of the messages whose bodies have this beginning."""
+        places: dict[str, set[tuple[str, int]]] = {}
+        for broker in self.cluster.brokers:
+            for message in broker.store.messages(TOPIC):
+                if message.body.startswith(begin):
+                    key = message.properties["__SHARDINGKEY"]
+                    places.setdefault(key, set()).add((broker.name, message.queue_id))
+        return places
+
+    def remove(self, broker: str, *, back: bool = False) -> None:
+        """Take a broker out of the route, or let it come back."""
+        self.cluster.broker(broker).is_master = back
+
+
 @pytest.fixture
-def given(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
-    return SinkOptions.parse(
+def world(cluster: FakeCluster, tmp_path: Path) -> World:
+    options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), topic=TOPIC, ordering="strict",
         sendMsgTimeout="20s", connectTimeoutMs="20s", pollNameServerInterval=10,
     )  # fmt: skip
-
-
-def query(given: SinkOptions, ctx: RunContext = QUERY) -> None:
-    """Run an epoch of a strict query, which pins the topic's queues."""
-    columns = {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}
-    assert run_task(given, ctx, columns).acked == len(KEYS)
-
-
-def backfill(given: SinkOptions, batch: pa.RecordBatch, **more: Any) -> Any:
-    """Run a task of a backfill; return its totals and its spool."""
-    options = backfill_options(given.with_(topic="", ordering="none"))
-    engine = SendEngine(options, shared=None)
-    try:
-        resender, spool = make(options, engine, **more)
-        resender.send(batch)
-    finally:
-        engine.close()
-    return resender.total, spool
-
-
-def stored(cluster: FakeCluster) -> dict[str, set[tuple[str, int]]]:
-    found: dict[str, set[tuple[str, int]]] = {}
-    for broker in cluster.brokers:
-        for message in broker.store.messages(TOPIC):
-            if message.body.startswith(b"body"):
-                key = message.properties["__SHARDINGKEY"]
-                found.setdefault(key, set()).add((broker.name, message.queue_id))
-    return found
+    return World(cluster, options)
 
 
 @pytest.mark.parametrize("missing", ["broker-a", "broker-b"])
-def test_a_key_waits_for_its_broker(cluster: FakeCluster, given: SinkOptions, missing: str) -> None:
-    query(given)
-    cluster.broker(missing).is_master = False
+def test_a_key_waits_for_its_broker(world: World, missing: str) -> None:
+    world.query()
+    world.remove(missing)
     waiting = [key for key in KEYS if home(key)[0] == missing]
     assert 0 < len(waiting) < len(KEYS)
-    total, spool = backfill(given, letters(KEYS))
-    assert total.waiting == {missing: len(waiting)}
+    total, spool = world.backfill(letters(KEYS))
+    assert (total.waiting, total.moved) == ({missing: len(waiting)}, 0)
     assert total.settled == len(KEYS) - len(waiting) == len(spool.resolved())
-    assert total.moved == 0
-    assert stored(cluster) == {key: {home(key)} for key in KEYS if key not in waiting}
+    assert world.stored() == {key: {home(key)} for key in KEYS if key not in waiting}
     marked = {number for number, marks in spool.marks().items() if marks}
     assert marked == spool.resolved(), "what waits was not tried"
 
-    cluster.broker(missing).is_master = True
+    world.remove(missing, back=True)
     indices = [n for n, key in enumerate(KEYS) if key in waiting]
-    total, _ = backfill(given, letters(KEYS).take(pa.array(indices)))
+    total, _ = world.backfill(letters(KEYS).take(pa.array(indices)))
     assert (total.settled, total.waiting) == (len(waiting), {})
-    assert stored(cluster) == {key: {home(key)} for key in KEYS}
+    assert world.stored() == AT_HOME
 
 
-def test_the_plan_names_the_broker(cluster: FakeCluster, given: SinkOptions) -> None:
-    query(given)
-    cluster.broker("broker-b").is_master = False
-    waiting = sum(home(key)[0] == "broker-b" for key in KEYS)
-    options = backfill_options(given.with_(topic="", ordering="none"))
-    columns = ["query_id", "topic", "sharding_key", "queue_id", "broker_name"]
-    [found] = waiting_of(options, [letters(KEYS).select(columns)])
-    assert found.to_pylist() == [{"broker": "broker-b", "letters": waiting}]
-    assert stored(cluster) == {}
+def test_the_plan_names_the_broker(world: World) -> None:
+    world.query()
+    world.remove("broker-b")
+    options = world.options()
+    assert world.waiting(options) == [{"broker": "broker-b", "letters": len(OF_B)}]
+    assert world.stored() == {}
     options = options.with_(nameServer="127.0.0.1:1", sendMsgTimeout=500)
-    [found] = waiting_of(options, [letters(KEYS).select(columns)])
-    assert found.to_pylist() == [{"broker": "", "letters": 1}]
+    assert world.waiting(options) == [{"broker": "", "letters": 1}]
 
 
-def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(
-    cluster: FakeCluster, given: SinkOptions
-) -> None:
+def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(world: World) -> None:
     """Workers keep their engines, and an engine that sends nothing reads no answers."""
-    query(given)
-    options = backfill_options(
-        given.with_(topic="", ordering="none", pollNameServerInterval=600_000)
-    )
-    columns = ["query_id", "topic", "sharding_key", "queue_id", "broker_name"]
+    world.query()
+    options = world.options(pollNameServerInterval=600_000)
     for is_master in (True, False, True, False):
-        cluster.broker("broker-b").is_master = is_master
-        [found] = waiting_of(options, [letters(KEYS).select(columns)])
-        assert found["broker"].to_pylist() == ([] if is_master else ["broker-b"])
+        world.remove("broker-b", back=is_master)
+        brokers = [row["broker"] for row in world.waiting(options)]
+        assert brokers == ([] if is_master else ["broker-b"])
 
 
-def test_only_a_flag_moves_keys_and_only_those_that_must(
-    cluster: FakeCluster, given: SinkOptions
-) -> None:
+def test_only_a_flag_moves_keys_and_only_those_that_must(world: World) -> None:
     """The letters of a key stay together; a row that names its queue is never moved."""
-    query(given)
-    cluster.broker("broker-b").is_master = False
-    twice = KEYS + KEYS
-    own: dict[str, list[Any]] = {
-        "broker_name": ["broker-b", *[None] * 63], "queue_id": [1, *[None] * 63]
-    }  # fmt: skip
-    total, _ = backfill(given, letters(twice, **own), move_keys=True)
+    world.query()
+    world.remove("broker-b")
+    own = {"broker_name": ["broker-b", *[None] * 63], "queue_id": [1, *[None] * 63]}
+    total, _ = world.backfill(letters(KEYS + KEYS, **own), move_keys=True)
     assert total.waiting == {"broker-b": 1}
-    places = stored(cluster)
+    places = world.stored()
     assert set(places) == set(KEYS) - {KEYS[0]}, "its second letter waits behind the first"
     for key, queues in places.items():
         [(broker, _)] = queues
@@ -143,75 +143,61 @@ def test_only_a_flag_moves_keys_and_only_those_that_must(
     assert total.moved == 2 * len(moved)
 
 
-def test_a_later_query_of_the_key_waits_behind_the_first(
-    cluster: FakeCluster, given: SinkOptions
-) -> None:
+def test_a_later_query_of_the_key_waits_behind_the_first(world: World) -> None:
     """The second query began when its list had other queues."""
-    query(given)
-    key = next(key for key in KEYS if home(key)[0] == "broker-b")
-    cluster.broker("broker-b").is_master = False
-    query(given, RunContext("q-2", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach"))
-    batch = letters([key, key, "free"], query_id=["q-1", "q-2", "q-2"])
-    total, spool = backfill(given, batch)
+    world.query()
+    world.remove("broker-b")
+    world.query(RunContext("q-2", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach"))
+    batch = letters([OF_B[0], OF_B[0], "free"], query_id=["q-1", "q-2", "q-2"])
+    total, spool = world.backfill(batch)
     assert (total.waiting, total.held_back) == ({"broker-b": 1}, 1)
     assert spool.resolved() == {"letter-2"}
 
 
-def test_the_querys_own_hash_finds_the_queue(cluster: FakeCluster, given: SinkOptions) -> None:
-    query(given.with_(shardingHash="siphash24"))
-    before = {
-        message.properties["__SHARDINGKEY"]: {(broker.name, message.queue_id)}
-        for broker in cluster.brokers
-        for message in broker.store.messages(TOPIC)
-    }
-    total, _ = backfill(given, letters(KEYS))
+def test_the_querys_own_hash_finds_the_queue(world: World) -> None:
+    world.query(shardingHash="siphash24")
+    before = world.stored(b"x")
+    total, _ = world.backfill(letters(KEYS))
     assert total.settled == len(KEYS)
-    assert stored(cluster) == before
+    assert world.stored() == before
 
 
-def test_a_query_that_is_started_with_another_hash_is_refused(given: SinkOptions) -> None:
-    query(given)
+def test_a_query_that_is_started_with_another_hash_is_refused(world: World) -> None:
+    world.query()
     with pytest.raises(DeliveryError, match=r"shardingHash is siphash24, not java.*onRouteChange"):
-        query(given.with_(shardingHash="siphash24"))
+        world.query(shardingHash="siphash24")
 
 
-def test_a_broker_that_comes_back_and_new_queues_stop_nothing(
-    cluster: FakeCluster, given: SinkOptions
-) -> None:
-    query(given)
-    cluster.create_topic(TOPIC, 6, brokers=["broker-b"])
-    total, _ = backfill(given, letters(KEYS))
+def test_a_broker_that_comes_back_and_new_queues_stop_nothing(world: World) -> None:
+    world.query()
+    world.cluster.create_topic(TOPIC, 6, brokers=["broker-b"])
+    total, _ = world.backfill(letters(KEYS))
     assert total.settled == len(KEYS)
-    assert stored(cluster) == {key: {home(key)} for key in KEYS}
+    assert world.stored() == AT_HOME
 
 
-def test_a_queue_that_is_gone_is_waited_for(cluster: FakeCluster, given: SinkOptions) -> None:
-    query(given)
-    cluster.create_topic(TOPIC, 2, brokers=["broker-b"])
-    total, _ = backfill(given, letters(KEYS))
-    gone = [key for key in KEYS if home(key)[0] == "broker-b" and home(key)[1] >= 2]
+def test_a_queue_that_is_gone_is_waited_for(world: World) -> None:
+    world.query()
+    world.cluster.create_topic(TOPIC, 2, brokers=["broker-b"])
+    total, _ = world.backfill(letters(KEYS))
+    gone = [key for key in OF_B if home(key)[1] >= 2]
     assert sum(total.waiting.values()) == len(gone) > 0
     assert set(total.waiting) <= {"broker-b (queue 2)", "broker-b (queue 3)"}
 
 
-def test_a_tables_first_backfill_writes_its_queues_down(
-    cluster: FakeCluster, given: SinkOptions
-) -> None:
+def test_a_tables_first_backfill_writes_its_queues_down(world: World) -> None:
     """The second backfill finds a broker away: without the list, every key would move."""
     rows = letters(KEYS, query_id=["table-x"] * len(KEYS))
-    total, _ = backfill(given, rows, pin_new=True)
+    total, _ = world.backfill(rows, pin_new=True)
     assert total.settled == len(KEYS)
-    cluster.broker("broker-b").is_master = False
-    total, _ = backfill(given, rows, pin_new=True)
-    waiting = sum(home(key)[0] == "broker-b" for key in KEYS)
-    assert total.waiting == {"broker-b": waiting}
-    assert stored(cluster) == {key: {home(key)} for key in KEYS}
+    world.remove("broker-b")
+    total, _ = world.backfill(rows, pin_new=True)
+    assert total.waiting == {"broker-b": len(OF_B)}
+    assert world.stored() == AT_HOME
 
 
-def test_letters_of_an_unordered_query_go_where_they_can(
-    cluster: FakeCluster, given: SinkOptions, tmp_path: Path
-) -> None:
-    cluster.broker("broker-b").is_master = False
-    total, _ = backfill(given, letters(KEYS))
+def test_letters_of_an_unordered_query_go_where_they_can(world: World, tmp_path: Path) -> None:
+    world.remove("broker-b")
+    total, _ = world.backfill(letters(KEYS))
     assert (total.settled, total.waiting) == (len(KEYS), {})
     assert not (tmp_path / "_notes" / "queues").exists()
