@@ -6,9 +6,9 @@ import random
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -24,19 +24,43 @@ from tests.ledger.values import spool_rows
 from tests.producer.waiting import until
 
 LONG_S = 60.0
+BUSY = Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
 
 
 cluster = scripted_cluster(t=4)
 
 
-def sink_of(cluster: FakeCluster, ledger: Path, **options: Any) -> RocketSink:
-    settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
-             "sendMsgTimeout": 60_000, "appId": "a", "gatherMaxDelayMs": 1, **options}  # fmt: skip
-    return RocketSink(**settings)
+class World(NamedTuple):
+    """A topic, a ledger, and tasks of a foreach."""
+
+    cluster: FakeCluster
+    ledger: Path
+
+    def task(self, *bodies: Any, **options: Any) -> RocketSink:
+        """Return a sink in an open task that has these rows."""
+        settings = {
+            "nameServer": self.cluster.name_server, "topic": "t", "ledger": str(self.ledger),
+            "sendMsgTimeout": 60_000, "appId": "a", "gatherMaxDelayMs": 1,
+        }  # fmt: skip
+        sink = RocketSink(**{**settings, **options})
+        sink.open(0, 1)
+        for body in bodies:
+            sink.process(Row(body=body))
+        return sink
+
+    def bodies(self) -> list[bytes]:
+        return sorted(message.body for message in self.cluster.messages("t"))
+
+    def account(self) -> dict[str, Any]:
+        """Return the last row of the only task's spool."""
+        (path,) = self.ledger.rglob("*.arrow")
+        (epoch,) = [row for row in spool_rows(path) if row["kind"] == "epoch"]
+        return epoch
 
 
-def bodies(cluster: FakeCluster) -> list[bytes]:
-    return sorted(message.body for message in cluster.messages("t"))
+@pytest.fixture
+def world(cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(cluster, tmp_path)
 
 
 _of_others: set[threading.Thread] = set()
@@ -53,71 +77,58 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in started if thread.name == "rocket-sink-flush"]
 
 
-def account(ledger: Path) -> dict[str, Any]:
-    """Return the last row of the only task's spool."""
-    (path,) = ledger.rglob("*.arrow")
-    (found,) = [row for row in spool_rows(path) if row["kind"] == "epoch"]
-    return found
-
-
-def test_slow_rows_are_stored_while_the_task_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:
-    sink = sink_of(cluster, tmp_path)
-    sink.open(0, 1)
+def test_slow_rows_are_stored_while_the_task_goes_on(world: World) -> None:
+    sink = world.task()
     for number in range(5):
         sink.process(Row(body=str(number)))
-        until(lambda number=number: len(bodies(cluster)) == number + 1)
+        until(lambda number=number: len(world.bodies()) == number + 1)
     sink.close(None)
-    assert bodies(cluster) == [b"%d" % number for number in range(5)]
-    epoch = account(tmp_path)
+    assert world.bodies() == [b"%d" % number for number in range(5)]
+    epoch = world.account()
     assert (epoch["rows_in"], epoch["acked"], epoch["complete"]) == (5, 5, True)
     assert not threads()
 
 
-def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_answers_are_read_while_spark_is_silent(world: World) -> None:
     """A retry needs the answer to be read, and so does a row behind another of its key."""
-    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
-    sink = sink_of(cluster, tmp_path, ordering="strict")
-    sink.open(0, 1)
+    world.cluster.on_send(BUSY, times=1)
+    sink = world.task(ordering="strict")
     sink.process(Row(body="1", sharding_key="k"))
     time.sleep(0.05)
     sink.process(Row(body="2", sharding_key="k"))
-    until(lambda: len(bodies(cluster)) == 2)
+    until(lambda: len(world.bodies()) == 2)
     sink.close(None)
-    assert bodies(cluster) == [b"1", b"2"]
+    assert world.bodies() == [b"1", b"2"]
 
 
-def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> None:
-    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
-    sink = sink_of(cluster, tmp_path, requestMaxMessages=1)
-    sink.open(0, 1)
-    sink.process(Row(body="1"))
-    sink.process(Row(body="2"))
-    until(lambda: sorted(bodies(cluster)) == [b"1", b"2"])
+def test_and_of_a_batch_that_was_full(world: World) -> None:
+    world.cluster.on_send(BUSY, times=1)
+    sink = world.task("1", "2", requestMaxMessages=1)
+    until(lambda: world.bodies() == [b"1", b"2"])
     sink.close(None)
 
 
-def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_rows_keep_their_order_and_none_goes_twice(world: World) -> None:
     """Both threads cut batches; chance decides where they meet, so the test has many."""
     chance, total = random.Random(7), 3000
-    sink = sink_of(cluster, tmp_path, ordering="strict", requestMaxMessages=20)
-    sink.open(0, 1)
+    sink = world.task(ordering="strict", requestMaxMessages=20)
     for number in range(total):
         sink.process(Row(body=str(number), sharding_key=f"k{number % 3}"))
         if chance.random() < 0.1:
             time.sleep(chance.choice((0.0005, 0.001, 0.0015, 0.003)))
     sink.close(None)
-    stored = cluster.messages("t")
+    stored = world.cluster.messages("t")
     assert sorted(int(message.body) for message in stored) == list(range(total))
     of_key: dict[int, list[int]] = defaultdict(list)
     for message in sorted(stored, key=lambda one: one.queue_offset):
         of_key[int(message.body) % 3].append(int(message.body))
     assert all(numbers == sorted(numbers) for numbers in of_key.values())
-    epoch = account(tmp_path)
+    epoch = world.account()
     assert (epoch["rows_in"], epoch["acked"]) == (total, total)
 
 
 def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch_of_rows = RowBatcher.batch
     late = [Row(body="late")]
@@ -129,57 +140,46 @@ def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
         return batch_of_rows(self, rows)
 
     monkeypatch.setattr(RowBatcher, "batch", batch)
-    sink = sink_of(cluster, tmp_path)
-    sink.open(0, 1)
+    sink = world.task()
     sink.process(Row(body="early"))
-    until(lambda: bodies(cluster) == [b"early", b"late"])
+    until(lambda: world.bodies() == [b"early", b"late"])
     sink.close(None)
-    assert bodies(cluster) == [b"early", b"late"]
+    assert world.bodies() == [b"early", b"late"]
 
 
-def test_an_attempt_with_other_pauses_gives_the_same_ids(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_an_attempt_with_other_pauses_gives_the_same_ids(world: World) -> None:
     for attempt, gap_s in enumerate((0.004, 0.0)):
-        sink = sink_of(cluster, tmp_path / str(attempt))
-        sink.open(0, 1)
+        sink = world._replace(ledger=world.ledger / str(attempt)).task()
         for number in range(20):
             sink.process(Row(body=str(number // 2)))
             time.sleep(gap_s)
         sink.close(None)
-    ids = defaultdict(set)
-    for message in cluster.messages("t"):
-        ids[message.body].add(message.properties["UNIQ_KEY"])
-    assert len(cluster.messages("t")) == 40
-    assert {body: len(message_ids) for body, message_ids in ids.items()} == {
-        b"%d" % number: 2 for number in range(10)
-    }
+    ids = Counter((m.body, m.properties["UNIQ_KEY"]) for m in world.cluster.messages("t"))
+    assert sorted(body for body, _ in ids) == [b"%d" % (number // 2) for number in range(20)]
+    assert set(ids.values()) == {2}
 
 
 class TestErrors:
-    def failed(self, cluster: FakeCluster, tmp_path: Path) -> RocketSink:
+    def failed(self, world: World) -> RocketSink:
         """Return a sink whose thread has failed."""
-        sink = sink_of(cluster, tmp_path, onInvalid="fail")
-        sink.open(0, 1)
-        sink.process(Row(body="good"))
-        until(lambda: bodies(cluster) == [b"good"])
+        sink = world.task("good", onInvalid="fail")
+        until(lambda: world.bodies() == [b"good"])
         # The thread may have taken the row, and failed, before this call looks.
         with contextlib.suppress(DeliveryError):
             sink.process(Row(body=None))
         until(lambda: not threads())
         return sink
 
-    def test_the_next_row_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        sink = self.failed(cluster, tmp_path)
-        with pytest.raises(DeliveryError, match="onInvalid") as caught:
-            sink.process(Row(body="later"))
-        with pytest.raises(DeliveryError, match="onInvalid"):
-            sink.process(Row(body="later"))
+    def test_the_next_row_raises_it(self, world: World) -> None:
+        sink = self.failed(world)
+        for _ in range(2):
+            with pytest.raises(DeliveryError, match="onInvalid") as caught:
+                sink.process(Row(body="later"))
         sink.close(caught.value)
-        assert bodies(cluster) == [b"good"]
+        assert world.bodies() == [b"good"]
 
     def test_the_thread_sends_nothing_after_an_error_of_process(
-        self, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Spark may call `close` much later, and answers let the thread send waiting requests."""
 
@@ -189,71 +189,54 @@ class TestErrors:
 
         monkeypatch.setattr(TaskRunner, "feed", feed)
         monkeypatch.setattr(TaskRunner, "drive", lambda run: True)
-        sink = sink_of(cluster, tmp_path, requestMaxMessages=1)
-        sink.open(0, 1)
-        sink.process(Row(body="taken by the thread"))
+        sink = world.task("taken by the thread", requestMaxMessages=1)
         with pytest.raises(DeliveryError, match="budget") as caught:
             while True:
                 sink.process(Row(body="more"))
         until(lambda: not threads(), LONG_S)
         sink.close(caught.value)
 
-    def test_also_when_it_came_before_the_rows_were_taken(
-        self, cluster: FakeCluster, tmp_path: Path
-    ) -> None:
-        sink = sink_of(cluster, tmp_path)
-        sink.open(0, 1)
-        sink.process(Row(body=7))
+    def test_also_when_it_came_before_the_rows_were_taken(self, world: World) -> None:
+        sink = world.task(7)
         until(lambda: not threads())
         with pytest.raises(ColumnError) as caught:
             sink.process(Row(body="later"))
         sink.close(caught.value)
 
-    def test_close_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        sink = self.failed(cluster, tmp_path)
+    def test_close_raises_it(self, world: World) -> None:
+        sink = self.failed(world)
         with pytest.raises(DeliveryError, match="onInvalid"):
             sink.close(None)
-        assert bodies(cluster) == [b"good"]
-        assert not account(tmp_path)["complete"]
+        assert world.bodies() == [b"good"]
+        assert not world.account()["complete"]
 
-    def test_the_worker_is_fit_for_the_next_task(
-        self, cluster: FakeCluster, tmp_path: Path
-    ) -> None:
-        sink = self.failed(cluster, tmp_path)
+    def test_the_worker_is_fit_for_the_next_task(self, world: World) -> None:
+        sink = self.failed(world)
         sink.close(RuntimeError("upstream"))
         sink.open(0, 2)
         sink.process(Row(body="next"))
-        until(lambda: bodies(cluster) == [b"good", b"next"])
+        until(lambda: world.bodies() == [b"good", b"next"])
         sink.close(None)
 
 
-def test_a_task_that_is_given_up_leaves_no_thread(cluster: FakeCluster, tmp_path: Path) -> None:
-    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=30_000)
-    sink.open(0, 1)
-    sink.process(Row(body="x"))
+def test_a_task_that_is_given_up_leaves_no_thread(world: World) -> None:
+    sink = world.task("x", gatherMaxDelayMs=30_000)
     assert threads()
     sink.close(RuntimeError("upstream"))
-    assert not threads() and not bodies(cluster)
+    assert not threads() and not world.bodies()
 
 
-def test_without_a_delay_rows_wait_and_there_is_no_thread(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
-    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=0)
-    sink.open(0, 1)
-    for _ in range(700):
-        sink.process(Row(body="x"))
+def test_without_a_delay_rows_wait_and_there_is_no_thread(world: World) -> None:
+    sink = world.task(*["x"] * 700, gatherMaxDelayMs=0)
     assert not threads()
     time.sleep(0.05)
-    assert not bodies(cluster)
+    assert not world.bodies()
     sink.close(None)
-    assert len(bodies(cluster)) == 700
+    assert len(world.bodies()) == 700
 
 
-def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_path: Path) -> None:
-    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=300)
-    sink.open(0, 1)
-    sink.process(Row(body="parent"))
+def test_a_forked_child_sends_nothing_of_its_parent(world: World) -> None:
+    sink = world.task("parent", gatherMaxDelayMs=300)
     child = os.fork()
     if not child:
         signal.alarm(int(LONG_S))  # A test that hangs fails.
@@ -266,6 +249,6 @@ def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_pa
         os._exit(refused)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
-    until(lambda: bodies(cluster) == [b"parent"])
+    until(lambda: world.bodies() == [b"parent"])
     sink.close(None)
-    assert bodies(cluster) == [b"parent"]
+    assert world.bodies() == [b"parent"]
