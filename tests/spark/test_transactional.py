@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pyarrow as pa
 import pytest
@@ -26,17 +27,14 @@ from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.rows.contract import HALF_BYTES, resolve_columns
 from rocket_sink.spark.decided_epoch import read_halves
 from rocket_sink.spark.transactions import CheckBacks
+from rocket_sink.task import transaction_marker as marker
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.task.transaction_marker import (
-    TRANSACTION_PROPERTY,
-    HalfMark,
-    check_group,
-    half_properties,
-)
+from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach_batch")
@@ -70,15 +68,17 @@ class World:
         self.summary = run.finish()
         return pa.Table.from_batches(written)
 
+    def half_messages(self, **more: Any) -> pa.Table:
+        """Run a task and return its half messages."""
+        return halves_of(self.send(**more))
+
     def commit(
-        self, halves: pa.Table, *, doubtful: bool = False, ordered: bool = True, **more: Any
-    ) -> CommitReport:
-        engine = SendEngine(self.options(**more))
-        try:
-            commits = HalfMessageCommitter(engine, group=GROUP, ordered=ordered, since_ms=0)
+        self, halves: pa.Table, *, doubtful: bool = False, ordered: bool = True,
+        group: str = GROUP, **more: Any,
+    ) -> CommitReport:  # fmt: skip
+        with closing(SendEngine(self.options(**more))) as engine:
+            commits = HalfMessageCommitter(engine, group=group, ordered=ordered, since_ms=0)
             return commits.commit(halves, doubtful=doubtful)
-        finally:
-            engine.close()
 
     def seen(self) -> Counter[bytes]:
         return Counter(m.body for m in self.cluster.messages("t"))
@@ -111,19 +111,19 @@ def ids_of(halves: pa.Table) -> frozenset[str]:
 ALL = Counter(rows_of(ROWS).column("body").to_pylist())
 
 
+cluster = scripted_cluster(t=4)
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with FakeCluster(brokers=2) as cluster:
-        cluster.create_topic("t")
-        yield World(cluster, tmp_path / "ledger")
+def world(cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(cluster, tmp_path / "ledger")
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
 def test_rows_are_hidden_until_the_commit_and_then_there_once_in_order(
     world: World, ordering: str
 ) -> None:
-    written = world.send(ordering=ordering)
-    halves = halves_of(written)
+    halves = world.half_messages(ordering=ordering)
     assert not world.seen() and len(world.open()) == len(halves) == ROWS
     assert world.summary.acked == ROWS and world.summary.duplicates_possible == 0
     assert world.commit(halves) == CommitReport(committed=ROWS)
@@ -161,7 +161,7 @@ def _heartbeats(world: World) -> list[bytes]:
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
 def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour: Any) -> None:
     world.cluster.on_send(behaviour, times=2)
-    halves = halves_of(world.send(retryTimesWhenSendFailed=20))
+    halves = world.half_messages(retryTimesWhenSendFailed=20)
     orphans = len(world.open()) - ROWS
     assert orphans > 0 and len(halves) == ROWS and world.summary.duplicates_possible == 0
     world.commit(halves)
@@ -171,23 +171,26 @@ def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour
     assert {decide(asked(half)) for half in world.open()} == {ROLLBACK}
 
 
+def letters_of(written: pa.Table, *columns: str) -> list[dict[str, Any]]:
+    """Return these columns of the dead letters."""
+    letters = written.filter(pa.compute.field("kind") == "dead_letter")
+    return letters.select(columns).to_pylist()
+
+
 def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> None:
     for broker in world.cluster.brokers:
         broker.script.add(Drop(), matches=lambda frame: frame.body == b"0000", times=None)
     written = world.send(rows=rows_of(2), deliveryTimeoutMs=3000, retryTimesWhenSendFailed=0)
-    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [(letter["outcome"], letter["maybe_duplicate"]) for letter in letters] == [
-        ("not_sent", False)
-    ]
+    letters = letters_of(written, "outcome", "maybe_duplicate")
+    assert letters == [{"outcome": "not_sent", "maybe_duplicate": False}]
     assert (world.summary.dead, world.summary.unknown) == (1, 0)
     assert len(halves_of(written)) == 1
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_half_message_that_cannot_be_committed_fails_the_task(world: World, rows: int) -> None:
-    for broker in world.cluster.brokers:
-        fields = (("msgId", "no-id"), ("queueId", "0"), ("queueOffset", "1"))
-        broker.on_send(Answer(0, ext=fields), times=None)
+    fields = (("msgId", "no-id"), ("queueId", "0"), ("queueOffset", "1"))
+    world.cluster.on_send(Answer(0, ext=fields), times=None)
     with pytest.raises(DeliveryError, match=r"does not say where: .*no-id"):
         world.send(rows=rows_of(rows))
 
@@ -201,7 +204,7 @@ def test_a_half_message_that_cannot_be_committed_fails_the_task(world: World, ro
 def test_a_commit_without_an_answer_doubles_nothing(
     world: World, behaviour: Any, *, ordered: bool
 ) -> None:
-    halves = halves_of(world.send(ordering="strict"))
+    halves = world.half_messages(ordering="strict")
     world.cluster.on(END, behaviour, times=3)
     # A busy machine may take long for the look-up of the route.
     report = world.commit(halves, ordered=ordered, sendMsgTimeout=1000)
@@ -212,7 +215,7 @@ def test_a_commit_without_an_answer_doubles_nothing(
 
 @pytest.mark.parametrize("killed_after", [0, 1, 17, ROWS])
 def test_an_ender_that_was_killed_is_mended_by_the_next(world: World, killed_after: int) -> None:
-    halves = halves_of(world.send())
+    halves = world.half_messages()
     world.commit(halves.slice(0, killed_after))
     report = world.commit(halves, doubtful=True)
     assert report == CommitReport(committed=ROWS, found_stored=killed_after)
@@ -240,7 +243,7 @@ committer.commit(ipc.open_file(halves).read_all(), doubtful=False)
 def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_more(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    halves = halves_of(world.send(rows=rows_of(400)))
+    halves = world.half_messages(rows=rows_of(400))
     world.cluster.on(END, Delay(20), times=None)
     with ipc.new_file(tmp_path / "halves", halves.schema) as file:
         file.write_table(halves)
@@ -267,13 +270,9 @@ def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_mo
 
 
 def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: World) -> None:
-    halves, engine = halves_of(world.send()), SendEngine(world.options())
-    checks: list[float] = []
-
-    def check(ahead_s: float) -> None:
-        checks.append(ahead_s)
-        if len(checks) > 2:  # Requests to two brokers are queued, and no byte is written.
-            raise LedgerError("the lock is lost")
+    halves, engine = world.half_messages(), SendEngine(world.options())
+    # Requests to two brokers are queued at the third check, and no byte is written.
+    check = Mock(side_effect=[None, None, LedgerError("the lock is lost")])
 
     def commit(halves: pa.Table, **more: Any) -> None:
         commits = HalfMessageCommitter(engine, group=GROUP, ordered=False, since_ms=0, **more)
@@ -284,20 +283,20 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: Wor
     with pytest.raises(LedgerError, match="lost"):
         commit(halves.slice(10, ROWS - 20), check=check)
     engine.close()
-    assert checks == [2.0, 2.0, 0.0]
+    assert check.call_args_list == [call(2.0), call(2.0), call(0.0)]
     assert len(world.ends()) == sum(world.seen().values()) == len(opened)
 
 
 def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> None:
     """Otherwise the tests here could not see a second commit."""
-    halves = halves_of(world.send())
+    halves = world.half_messages()
     world.commit(halves)
     world.commit(halves)
     assert set(world.seen().values()) == {2}
 
 
 def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(world: World) -> None:
-    halves = halves_of(world.send())
+    halves = world.half_messages()
     away = world.cluster.brokers[0]
     away.kill()
     with pytest.raises(DeliveryError, match=r"broker-a are decided.*transactions settle"):
@@ -310,7 +309,7 @@ def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(worl
 
 
 def test_what_a_broker_has_lost_is_named(world: World) -> None:
-    halves = halves_of(world.send())
+    halves = world.half_messages()
     lost = world.cluster.brokers[0]
     lost.lose_half_messages()
     report = world.commit(halves)
@@ -324,20 +323,14 @@ def test_what_a_broker_has_lost_is_named(world: World) -> None:
 
 def test_another_group_is_no_loss(world: World) -> None:
     """`settle` without the query's namespace has this group: it must not write messages off."""
-    halves = halves_of(world.send())
-    engine = SendEngine(world.options(storedCheckTimeout=300))
     with pytest.raises(DeliveryError, match="producer group wrong"):
-        HalfMessageCommitter(engine, group="x", ordered=True, since_ms=0).commit(
-            halves, doubtful=False
-        )
-    engine.close()
+        world.commit(world.half_messages(), group="x", storedCheckTimeout=300)
 
 
 def test_delayed_rows_are_refused_each(world: World) -> None:
     rows = rows_of(4).append_column("delay_level", pa.array([None, 3, 0, 1], pa.int64()))
     written = world.send(rows=rows)
-    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [letter["last_error_code"] for letter in letters] == ["INVALID_DELAY"] * 2
+    assert letters_of(written, "last_error_code") == [{"last_error_code": "INVALID_DELAY"}] * 2
     assert len(halves_of(written)) == 2
 
 
@@ -345,9 +338,8 @@ def test_the_mark_has_room_in_the_properties(world: World) -> None:
     texts = pa.array([[("p", "x" * size)] for size in (31_000, 31_900)],
                      pa.map_(pa.string(), pa.string()))  # fmt: skip
     written = world.send(rows=rows_of(2).append_column("properties", texts))
-    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [letter["last_error_code"] for letter in letters] == ["PROPERTIES_TOO_LARGE"]
-    room = HALF_BYTES - len(half_properties(dataclasses.replace(CTX, query_id=""), GROUP))
+    assert letters_of(written, "last_error_code") == [{"last_error_code": "PROPERTIES_TOO_LARGE"}]
+    room = HALF_BYTES - len(marker.half_properties(dataclasses.replace(CTX, query_id=""), GROUP))
     world.send(dataclasses.replace(CTX, query_id="q" * room))
     with pytest.raises(ConfigurationError, match=f"'{'q' * 40}'.* appId"):
         world.send(dataclasses.replace(CTX, query_id="q" * (room + 1)))
@@ -356,7 +348,7 @@ def test_the_mark_has_room_in_the_properties(world: World) -> None:
 def test_lanes_without_a_decision_are_refused(world: World) -> None:
     with pytest.raises(OptionError, match="ledger"):
         SinkOptions.parse({"nameServer": "a:1", "delivery": "transactional"})
-    assert check_group("id", world.options(namespace="ns")) == "ns%rocket-sink-id"
+    assert marker.check_group("id", world.options(namespace="ns")) == "ns%rocket-sink-id"
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         TaskRunner(world.options(), dataclasses.replace(CTX, lane="foreach"))
     with pytest.raises(ConfigurationError, match="foreachBatch"):
@@ -366,15 +358,16 @@ def test_lanes_without_a_decision_are_refused(world: World) -> None:
 # --- check-backs -----------------------------------------------------------------------------
 
 
-def check_backs(world: World, members: frozenset[str] | None, **more: Any) -> CheckBacks:
+never = Mock(side_effect=AssertionError("nothing is to be ended"))
+
+
+def check_backs(
+    world: World, members: frozenset[str] | None, *, end: Any = never, **more: Any
+) -> CheckBacks:
     def visible(topic: str, message_id: str) -> bool:
         return any(m.message_id == message_id for m in world.cluster.messages(topic))
 
-    return CheckBacks(lambda query, epoch: members, visible, more.pop("end", never), **more)
-
-
-def never(query_id: str, epoch: int) -> None:
-    raise AssertionError("nothing is to be ended")
+    return CheckBacks(lambda query, epoch: members, visible, end, **more)
 
 
 def asked(half: StoredMessage) -> StoredMessage:
@@ -396,60 +389,43 @@ def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_bac
 @pytest.mark.parametrize("text", ['["q","r",1e999,1,1]', "[" * 30_000, "{}", "null"])
 def test_a_mark_that_is_not_ours_is_no_mark(text: str) -> None:
     """Any producer may set the property."""
-    assert HalfMark.read({TRANSACTION_PROPERTY: text}) is None
+    assert HalfMark.read({marker.TRANSACTION_PROPERTY: text}) is None
 
 
 def test_a_listener_that_fails_leaves_the_question_unanswered(world: World) -> None:
     world.send()
-
-    def closed(mark: object, message_id: str, state: object) -> None:
-        raise BrokenPipeError
-
+    closed = Mock(side_effect=BrokenPipeError)
     decide = check_backs(world, frozenset({"another"}), on_decision=closed)
     assert decide(asked(world.open()[0])) is UNKNOWN
 
 
 def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world: World) -> None:
     world.send()
-    one, looks, now_s = asked(world.open()[0]), list[int](), [0.0]
-
-    def members(query_id: str, epoch: int) -> None:
-        looks.append(epoch)
-
-    decide = CheckBacks(members, lambda topic, one: False, never, clock=lambda: now_s[0])
-    assert {decide(one) for _ in range(2000)} == {UNKNOWN} and len(looks) == 1
-    now_s[0] = 1.0
-    decide(one)
-    assert len(looks) == 2
+    half, now_s = asked(world.open()[0]), Mock(return_value=0.0)
+    members = Mock(return_value=None)
+    decide = CheckBacks(members, lambda topic, one: False, never, clock=now_s)
+    assert {decide(half) for _ in range(2000)} == {UNKNOWN} and members.call_count == 1
+    now_s.return_value = 1.0
+    decide(half)
+    assert members.call_count == 2
 
 
 def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
     world: World,
 ) -> None:
-    halves = halves_of(world.send())
-    members, ended_epochs = ids_of(halves), list[tuple[str, int]]()
-
-    def end(query_id: str, epoch: int) -> None:
-        ended_epochs.append((query_id, epoch))
-        world.commit(halves)
-
-    decide = check_backs(world, members, end=end)
-    first, *others = [asked(half) for half in world.open()]
-    assert decide(first) is UNKNOWN and ended_epochs == [("q", 3)] and world.seen() == ALL
-    assert {decide(half) for half in (first, *others)} == {ROLLBACK} and len(ended_epochs) == 1
+    halves = world.half_messages()
+    end = Mock(side_effect=lambda query_id, epoch: world.commit(halves))
+    decide = check_backs(world, ids_of(halves), end=end)
+    questions = [asked(half) for half in world.open()]
+    assert decide(questions[0]) is UNKNOWN and world.seen() == ALL
+    assert {decide(half) for half in questions} == {ROLLBACK}
+    end.assert_called_once_with("q", 3)
 
 
 def test_what_cannot_be_ended_now_is_tried_again_later(world: World) -> None:
-    halves = halves_of(world.send())
-    now_s, tries = [0.0], list[float]()
-
-    def end(query_id: str, epoch: int) -> None:
-        tries.append(now_s[0])
-        raise LedgerError("away")
-
-    members = ids_of(halves)
-    decide = check_backs(world, members, end=end, clock=lambda: now_s[0])
-    for second in (0.0, 1.0, 29.0, 31.0):
-        now_s[0] = second
+    members, now_s = ids_of(world.half_messages()), Mock()
+    end = Mock(side_effect=LedgerError("away"))
+    decide = check_backs(world, members, end=end, clock=now_s)
+    for now_s.return_value, tries in ((0.0, 1), (1.0, 1), (29.0, 1), (31.0, 2)):
         assert decide(asked(world.open()[0])) is UNKNOWN
-    assert tries == [0.0, 31.0]
+        assert end.call_count == tries
