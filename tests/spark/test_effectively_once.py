@@ -43,7 +43,7 @@ class World:
     """A cluster, a ledger, and tasks that may crash."""
 
     def __init__(self, cluster: FakeCluster, ledger: Path, ordering: str = "none") -> None:
-        self.cluster = cluster
+        self.cluster, self.ledger = cluster, ledger
         self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
             "delivery": "effectively_once", "storedCheckDelay": 200, "storedCheckTimeout": 120_000,
@@ -79,11 +79,8 @@ class World:
     def stored(self) -> Counter[bytes]:
         return Counter(m.body for m in self.cluster.messages("t") if not m.torn)
 
-    def expected(self) -> Counter[bytes]:
-        return Counter(rows_of(ROWS).column("body").to_pylist())
-
     def check(self) -> None:
-        assert self.stored() == self.expected()
+        assert self.stored() == ALL
 
     def questions(self) -> int:
         return len(self.cluster.requests(RequestCode.QUERY_MESSAGE))
@@ -92,12 +89,11 @@ class World:
 def rows_of(count: int) -> pa.Table:
     """Return rows of which each is equal to a much later one."""
     numbers = [i % (count // 2) for i in range(count)]
-    return pa.table(
-        {
-            "body": [f"{number:06d}".encode() for number in numbers],
-            "sharding_key": [f"k{number % 20}" for number in numbers],
-        }
-    )
+    bodies = [f"{number:06d}".encode() for number in numbers]
+    return pa.table({"body": bodies, "sharding_key": [f"k{number % 20}" for number in numbers]})
+
+
+ALL = Counter(rows_of(ROWS)["body"].to_pylist())
 
 
 def _crash_at(body: Any, requests: int) -> None:
@@ -113,6 +109,11 @@ cluster = scripted_cluster(t=4)
 @pytest.fixture(params=["none", "best_effort", "strict"])
 def world(request: pytest.FixtureRequest, cluster: FakeCluster, tmp_path: Path) -> World:
     return World(cluster, tmp_path / "ledger", request.param)
+
+
+@pytest.fixture
+def unordered(cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(cluster, tmp_path / "ledger")
 
 
 def test_a_first_attempt_asks_nothing(world: World) -> None:
@@ -152,7 +153,7 @@ def test_a_batch_that_a_killed_broker_stored_in_part(
     summary = world.run(CTX)
     torn = [m.body for m in world.cluster.messages("t") if m.torn]
     assert len(torn) == (0 if kept is None else 2)
-    assert world.stored() + Counter(torn if whole else ()) == world.expected()
+    assert world.stored() + Counter(torn if whole else ()) == ALL
     assert (summary.acked, summary.duplicates_possible) == (ROWS, 0 if whole else 2)
     assert summary.found_stored > 0 and caplog.text.count("was killed while it wrote") == 2
 
@@ -244,11 +245,9 @@ def test_a_replay_sends_what_is_missing_and_nothing_else(
     assert summary.found_stored == ROWS if first is not None else summary.found_stored < ROWS
 
 
-def test_a_replay_asks_brokers_that_came_into_the_route_later(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
-    world, late = World(cluster, tmp_path / "ledger"), cluster.brokers[1]
-    cluster.create_topic("t")
+def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered: World) -> None:
+    world, late = unordered, unordered.cluster.brokers[1]
+    world.cluster.create_topic("t")
     late.is_master = False
 
     def during(fed: int) -> None:
@@ -269,11 +268,11 @@ def _away(broker: Any, seconds: float) -> None:
     threading.Timer(seconds, lambda: setattr(broker, "is_master", True)).start()
 
 
-def test_a_replay_asks_the_brokers_of_every_topic(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_replay_asks_the_brokers_of_every_topic(unordered: World) -> None:
     """The second topic's broker came into use after the task's first look at the route."""
+    world, cluster = unordered, unordered.cluster
     cluster.create_topic("t", brokers=["broker-a"])
     cluster.create_topic("u")
-    world = World(cluster, tmp_path / "ledger")
     world.settings.pop("topic")
     late, topics = cluster.brokers[1], ["t"] * 100 + ["u"] * 500
     table = rows_of(ROWS).append_column("topic", pa.array(topics))
@@ -289,10 +288,8 @@ def test_crash_upon_crash(world: World) -> None:
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     for number, crash_after in enumerate((2, 5, 1, 7)):
         world.cluster.on_send(Drop(), times=1)
-        world.run(
-            dataclasses.replace(RESTART, run_id=f"x{number}"), cut=50 + number,
-            crash_after=crash_after, **LOST,
-        )  # fmt: skip
+        ctx = dataclasses.replace(RESTART, run_id=f"x{number}")
+        world.run(ctx, cut=50 + number, crash_after=crash_after, **LOST)
     world.run(RETRY, **LOST)
     world.check()
 
@@ -304,30 +301,30 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     options = SinkOptions.parse(world.settings)
     batches = rows_of(ROWS).to_batches(max_chunksize=100)
-    pool = ProducerPool()
+    plan, pool = resolve_columns(batches[0].schema, options), ProducerPool()
     zombie = TaskRunner(options, CTX, pool=pool)
-    zombie.feed(batches[0], resolve_columns(batches[0].schema, options))
+    zombie.feed(batches[0], plan)
     # A request that a broker reads after the look-up of the restart would be stored twice.
     while sum(world.stored().values()) < batches[0].num_rows:
         zombie._body._sender.poll(0.05)
     world.run(RESTART)
     with pytest.raises(CheckpointError, match="r2"):
-        zombie.feed(batches[1], resolve_columns(batches[1].schema, options))
+        zombie.feed(batches[1], plan)
     zombie.abort()
     pool.close()
     world.check()
 
 
 @pytest.mark.timeout(120)
-def test_a_broker_that_stays_away_is_given_up(cluster: FakeCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", ["strict"], indirect=True)
+def test_a_broker_that_stays_away_is_given_up(world: World) -> None:
     """Attempts that wait for a broker use up time, although they use up no attempts.
 
     The limits grow until the other broker answers within them.
     """
-    cluster.create_topic("t")
-    world = World(cluster, tmp_path / "ledger", "strict")
+    world.cluster.create_topic("t")
     world.run(CTX)
-    away = cluster.brokers[1]
+    away = world.cluster.brokers[1]
     away.kill()
     away.is_master = False
     for epoch, limit_ms in enumerate((300, 1000, 3000, 10_000, 30_000), 4):
@@ -340,56 +337,51 @@ def test_a_broker_that_stays_away_is_given_up(cluster: FakeCluster, tmp_path: Pa
     assert 0 < summary.acked < ROWS
 
 
-def test_own_message_ids_know_no_partition(cluster: FakeCluster, tmp_path: Path) -> None:
-    world = World(cluster, tmp_path)
+def test_own_message_ids_know_no_partition(unordered: World) -> None:
     table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))
-    world.run(CTX, rows=table)
-    summary = world.run(dataclasses.replace(RESTART, partition=5), rows=table)
-    world.check()
+    unordered.run(CTX, rows=table)
+    summary = unordered.run(dataclasses.replace(RESTART, partition=5), rows=table)
+    unordered.check()
     assert summary.found_stored == ROWS
 
 
-def test_a_checkpoint_that_was_cut_back_is_a_replay(cluster: FakeCluster, tmp_path: Path) -> None:
-    world = World(cluster, tmp_path)
+def test_a_checkpoint_that_was_cut_back_is_a_replay(unordered: World) -> None:
+    world = unordered
     for epoch in range(10):
         world.run(dataclasses.replace(CTX, epoch=epoch), rows=rows_of(10))
     assert world.questions() == 0
     summary = world.run(dataclasses.replace(CTX, epoch=2), rows=rows_of(10))
     assert summary.found_stored == 10 and sum(world.stored().values()) == 100
-    assert len(list((tmp_path / "_notes" / "starts").rglob("*.json"))) < 10
+    assert len(list((world.ledger / "_notes" / "starts").rglob("*.json"))) < 10
     before = world.questions()
     world.run(dataclasses.replace(CTX, epoch=3, partition=1), rows=rows_of(10))
     assert world.questions() > before
 
 
-def test_a_broker_that_cannot_be_asked_stops_the_replay(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_broker_that_cannot_be_asked_stops_the_replay(unordered: World) -> None:
     """A broker that cannot be asked may hold messages that look missing."""
-    world = World(cluster, tmp_path)
-    world.run(CTX)
-    cluster.brokers[0].kill()
-    cluster.brokers[0].is_master = False
+    unordered.run(CTX)
+    away = unordered.cluster.brokers[0]
+    away.kill()
+    away.is_master = False
     with pytest.raises(DeliveryError, match=r"broker-a does not say .* replayCheck=never"):
-        world.run(RESTART, storedCheckTimeout=300, connectTimeoutMs=200)
-    world.check()
+        unordered.run(RESTART, storedCheckTimeout=300, connectTimeoutMs=200)
+    unordered.check()
 
 
-def test_without_a_ledger_a_replay_cannot_be_told(cluster: FakeCluster, tmp_path: Path) -> None:
-    world = World(cluster, tmp_path)
+def test_without_a_ledger_a_replay_cannot_be_told(unordered: World) -> None:
     with pytest.raises(ConfigurationError, match="replayCheck=always"):
-        world.run(CTX, ledger="")
-    world.run(CTX, ledger="", replayCheck="always")
-    assert world.run(CTX, ledger="", replayCheck="always").found_stored == ROWS
-    world.check()
+        unordered.run(CTX, ledger="")
+    unordered.run(CTX, ledger="", replayCheck="always")
+    assert unordered.run(CTX, ledger="", replayCheck="always").found_stored == ROWS
+    unordered.check()
 
 
-def test_at_least_once_doubles_what_this_is_for(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_at_least_once_doubles_what_this_is_for(unordered: World) -> None:
     """The harness sees duplicates if there are any."""
-    world = World(cluster, tmp_path)
-    world.run(CTX, delivery="at_least_once")
-    world.run(RESTART, delivery="at_least_once")
-    assert sum(world.stored().values()) == 2 * ROWS
+    unordered.run(CTX, delivery="at_least_once")
+    unordered.run(RESTART, delivery="at_least_once")
+    assert sum(unordered.stored().values()) == 2 * ROWS
 
 
 class TestOtherIds:
@@ -415,12 +407,12 @@ class TestOtherIds:
         """A copied checkpoint may have a new query id, so the ledger has no notes under it."""
         world.run(CTX)
         copy = dataclasses.replace(RESTART, query_id="copy")
-        settings = IdFacts(pending_epoch=str(CTX.epoch), unrecorded_epoch=str(CTX.epoch))
+        settings = IdFacts(pending_epoch="3", unrecorded_epoch="3")
         assert world.run(copy, settings=settings).duplicates_possible == ROWS
-        recorded = IdFacts(pending_epoch=str(CTX.epoch))
+        recorded = IdFacts(pending_epoch="3")
         another = dataclasses.replace(copy, query_id="of which nothing was sent")
         assert world.run(another, settings=recorded).duplicates_possible == 0
-        following = dataclasses.replace(copy, epoch=CTX.epoch + 1)
+        following = dataclasses.replace(copy, epoch=4)
         assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0
 
     def test_ids_of_the_rows_own_depend_on_no_setting(self, world: World) -> None:
@@ -433,9 +425,8 @@ class TestOtherIds:
     def test_rows_that_are_computed_anew_are_counted(self, world: World) -> None:
         """Nothing tells that a Python function uses a clock, but its rows match none before."""
         world.run(CTX)
-        table = rows_of(ROWS)
-        bodies = pc.binary_join_element_wise(table["body"], b"again", b"")
-        anew = pa.table({"body": bodies, "sharding_key": table["sharding_key"]})
+        bodies = pc.binary_join_element_wise(rows_of(ROWS)["body"], b"again", b"")
+        anew = rows_of(ROWS).set_column(0, "body", bodies)
         assert world.run(RESTART, rows=anew).duplicates_possible == ROWS
 
     def test_the_same_rows_in_another_order_are_not(self, world: World) -> None:
