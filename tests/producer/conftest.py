@@ -15,6 +15,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic, read_topic, repair, scripted_cluster
+from tests.producer.waiting import until
 
 cluster = scripted_cluster(orders=4)
 
@@ -78,6 +79,19 @@ def is_well(engine: SendEngine, name: str) -> bool:
     """Return whether the broker is neither isolated nor under suspicion."""
     brokers = engine.brokers.health(engine.clock())
     return all(b.available and not b.suspect for b in brokers if b.broker_name == name)
+
+
+def submit(engine: SendEngine, count: int, first: int = 0, **more: Any) -> None:
+    """Submit so many requests, whose tokens are the numbers from `first` on."""
+    for number in range(first, first + count):
+        engine.submit(request(number, **more))
+
+
+def drive_until(
+    engine: SendEngine, condition: Callable[[], object], timeout_s: float = 120.0
+) -> None:
+    """Drive the engine until the condition holds; fail when the time is over."""
+    until(lambda: engine.drive() or condition(), timeout_s, 0.0)
 
 
 def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:

@@ -3,6 +3,8 @@
 import time
 from collections import Counter
 
+import pytest
+
 from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
@@ -10,17 +12,18 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.routing.fault import FAILING, UNREACHABLE
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import heartbeat
-from tests.producer.conftest import is_well, request, send
+from tests.producer.conftest import drive_until, is_well, request, send, submit
 from tests.producer.waiting import until
 
 
-def _stream(engine, seconds, first, enough=float("inf")):
-    """Keep 200 requests in flight until `enough` are complete; return them and the next number."""
+def _stream(engine, seconds, first, enough=float("inf"), pending=200):
+    """Keep requests in flight until `enough` are complete; return them and the next number."""
     done, number = [], first
     started = engine.clock()
     while engine.clock() - started < seconds and len(done) < enough:
-        while engine.pending < 200:
+        while engine.pending < pending:
             engine.submit(request(number))
             number += 1
         done += engine.poll(0.05)
@@ -51,15 +54,10 @@ def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(clus
     for _ in range(8):
         for delay in (Delay(300), Delay(450), Delay(600)):
             well.on_send(delay, times=8)
-        done, until_s = 0, engine.clock() + 30
-        while done < 60 and engine.clock() < until_s:
-            while engine.pending < 40:
-                engine.submit(request(number))
-                number += 1
-            done += len(engine.poll(0.05))
+        done, number = _stream(engine, 30.0, number, enough=60, pending=40)
     stuck = engine.brokers.of(frozen.name).in_flight
     frozen.thaw()
-    assert done >= 60, "all places were taken by what the frozen broker holds"
+    assert len(done) >= 60, "all places were taken by what the frozen broker holds"
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
     # The frozen broker gets another of 40 requests while it has at most FREE_IN_FLIGHT and 1.25
     # times as many as the other: 28 and 11 may become 29 and 11, but 29 and 10 may not grow.
@@ -79,8 +77,7 @@ def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make
     frozen.freeze()
     engine.submit(request(1, queue=queue))
     began_s = engine.clock()
-    while is_well(engine, frozen.name) and engine.clock() < began_s + 60:
-        engine.drive()
+    drive_until(engine, lambda: not is_well(engine, frozen.name))
     took_s = engine.clock() - began_s
     frozen.thaw()
     engine.drain()
@@ -91,11 +88,9 @@ def test_a_short_pause_doubles_nothing(cluster, make_engine):
     """A pause of 300 ms, like a garbage collection, raises suspicion but gives up no request."""
     engine = make_engine()
     assert not send(engine).maybe_duplicate, "the machine was too slow before the pause"
-    for number in range(20):
-        engine.submit(request(number))
+    submit(engine, 20)
     cluster.brokers[0].freeze()
-    for number in range(20, 40):
-        engine.submit(request(number))
+    submit(engine, 20, first=20)
     time.sleep(0.3)
     cluster.brokers[0].thaw()
     done = engine.drain()
@@ -111,15 +106,10 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
     cluster.brokers[0].freeze()
     name = cluster.brokers[0].name
     engine.submit(request(1, queue=MessageQueue("orders", name, 0)))
-    until = engine.clock() + 20
-    while is_well(engine, name) and engine.clock() < until:
-        engine.poll(0.02)
-    assert not is_well(engine, name)
+    drive_until(engine, lambda: not is_well(engine, name))
     sent = len(cluster.brokers[1].store.messages("orders"))
-    for number in range(10):
-        engine.submit(request(number))
-    while engine.pending > 1:
-        engine.poll(0.02)
+    submit(engine, 10)
+    drive_until(engine, lambda: engine.pending == 1)
     assert len(cluster.brokers[1].store.messages("orders")) == sent + 10
     cluster.brokers[0].thaw()
     engine.drain()
@@ -132,8 +122,7 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
 def test_a_killed_broker_fails_nothing(cluster, make_engine):
     engine = make_engine(sendMsgTimeout=60_000)
     send(engine)
-    for number in range(50):
-        engine.submit(request(number))
+    submit(engine, 50)
     cluster.brokers[0].kill()
     longest = 0.0
     done = []
@@ -150,44 +139,32 @@ def test_a_killed_broker_fails_nothing(cluster, make_engine):
     assert {f"body-{n}".encode() for n in range(150)} <= bodies
 
 
-def _through_a_proxy(cluster, engine, direction, at):
-    """Route everything through a proxy that cuts the connection."""
-    proxies = {b.address: FaultProxy(b.address) for b in cluster.brokers}
+@pytest.mark.parametrize(
+    ("direction", "at_byte", "size", "outcome", "stored"),
+    [
+        # The frame is larger than all buffers on the way, and is cut in the middle.
+        ("request", 100_000, 15_000_000, Outcome.NOT_SENT, 0),
+        ("answer", 10, 1, Outcome.UNKNOWN, 1),
+    ],
+)
+def test_a_cut_before_the_last_byte_of_a_frame_is_not_sent_and_a_later_one_unknown(
+    cluster, make_engine, closing, direction, at_byte, size, outcome, stored
+):
+    engine = make_engine(retryTimesWhenSendFailed=0, sendMsgTimeout=5000)
+    engine.publish_info("orders")
+    proxies = {b.address: closing(FaultProxy(b.address)) for b in cluster.brokers}
     real = engine.client.channel
     engine.client.channel = lambda address, now: real(
         proxies[address].address if address in proxies else address, now
     )
     for proxy in proxies.values():
-        proxy.cut_after(at, direction)
-    return proxies
-
-
-def test_cut_before_the_last_byte_of_a_frame_is_not_sent(cluster, make_engine):
-    """The frame is larger than all buffers on the way, and is cut in the middle."""
-    engine = make_engine(retryTimesWhenSendFailed=0, sendMsgTimeout=5000)
-    engine.publish_info("orders")
-    proxies = _through_a_proxy(cluster, engine, "request", 100_000)
-    big = SendRequest("orders", bytes(15_000_000), token=1)
-    engine.submit(big)
+        proxy.cut_after(at_byte, direction)
+    engine.submit(SendRequest("orders", bytes(size), token=1))
     (completion,) = engine.drain()
-    for proxy in proxies.values():
-        proxy.close()
-    assert completion.outcome is Outcome.NOT_SENT, completion
-    assert isinstance(completion.error, UnwrittenError)
-    assert not completion.maybe_duplicate
-    assert cluster.messages("orders") == []
-
-
-def test_cut_after_the_last_byte_of_a_frame_is_unknown(cluster, make_engine):
-    engine = make_engine(retryTimesWhenSendFailed=0)
-    engine.publish_info("orders")
-    proxies = _through_a_proxy(cluster, engine, "answer", 10)
-    engine.submit(request(1))
-    (completion,) = engine.drain()
-    for proxy in proxies.values():
-        proxy.close()
-    assert completion.outcome is Outcome.UNKNOWN, completion
-    assert len(cluster.messages("orders")) == 1
+    assert completion.outcome is outcome, completion
+    assert isinstance(completion.error, UnwrittenError) == (outcome is Outcome.NOT_SENT)
+    assert completion.maybe_duplicate == (outcome is Outcome.UNKNOWN)
+    assert len(cluster.messages("orders")) == stored
 
 
 def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
@@ -201,14 +178,10 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
     stuck = engine.client.peek(cluster.brokers[0].address)
     assert stuck.is_open and stuck.connection.in_flight >= 4
     stuck.transport.write = lambda buffers: 0  # The kernel's buffer seems full.
-    for number in range(4, 12):
-        engine.submit(request(number))
-    unsent = len(stuck.write_queue._entries)
-    assert unsent > 0
-    done = []
-    until = engine.clock() + 60
-    while engine.clock() < until and len(done) < 8:
-        done += engine.poll(0.1)
+    submit(engine, 8, first=4)
+    assert stuck.write_queue._entries
+    drive_until(engine, lambda: engine.pending == 4)
+    done = engine.take()
     assert sorted(c.token for c in done) == list(range(4, 12))
     assert len(cluster.brokers[1].store.messages("orders")) == 8
     del stuck.transport.write
@@ -242,8 +215,7 @@ def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
 def test_every_place_in_the_window_is_given_back(cluster, make_engine):
     cluster.on_send(Drop(), times=5)
     engine = make_engine(sendMsgTimeout=900)
-    for number in range(60):
-        engine.submit(request(number))
+    submit(engine, 60)
     assert len(engine.drain()) == 60
     assert (engine.pending, engine.flow.window.bytes) == (0, 0)
     assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
@@ -278,11 +250,8 @@ def test_strict_order_waits_for_its_queue_and_others_flow(cluster, make_engine):
     for number in range(10):
         engine.submit(request(f"f-{number}", queue=frozen, ordered=True))
         engine.submit(request(f"w-{number}", queue=well, ordered=True))
-    done = []
-    until = engine.clock() + 1.2
-    while engine.clock() < until:
-        done += engine.poll(0.05)
-    assert sorted(c.token for c in done) == [f"w-{n}" for n in range(10)]
+    engine.drive_for(1.2)
+    assert sorted(c.token for c in engine.take()) == [f"w-{n}" for n in range(10)]
     cluster.brokers[0].thaw()
     done = engine.drain()
     assert [c.token for c in done] == [f"f-{n}" for n in range(10)]
@@ -323,19 +292,12 @@ def test_ordered_requests_time_out_behind_a_stuck_one(cluster, make_engine, monk
 
 
 def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
-    from rocket_sink.wire.headers import Frame
-
     engine = make_engine()
     send(engine)
-    cluster.brokers[0].send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
-    cluster.brokers[1].send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
-    until = engine.clock() + 2
-    while engine.clock() < until:
-        engine.client.poll(0.02)
-        answers = [f for f in cluster.requests() if f.is_response]
-        if answers:
-            break
-    assert answers[0].code == 3
+    for broker in cluster.brokers:
+        broker.send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
+    drive_until(engine, lambda: any(f.is_response for f in cluster.requests()))
+    assert {f.code for f in cluster.requests() if f.is_response} == {3}
 
 
 def test_heartbeats_and_unregister_have_the_group(cluster, make_engine):
@@ -361,11 +323,9 @@ def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine)
     slow = cluster.brokers[1]
     slow.on_send(Drop(), times=1)
     engine.submit(request("unlucky", queue=MessageQueue("orders", slow.name, 0), attempts=1))
-    until = engine.clock() + 1.5
-    number = 0
-    while engine.clock() < until:
-        engine.submit(request(number, queue=MessageQueue("orders", slow.name, 1), timeout_s=60.0))
-        number += 1
+    until_s = engine.clock() + 1.5
+    while engine.clock() < until_s:
+        engine.submit(request("next", queue=MessageQueue("orders", slow.name, 1), timeout_s=60.0))
         engine.poll(0.05)
     engine.drain(engine.clock() + 30)
     engine.brokers.view(engine.clock())

@@ -6,15 +6,13 @@ import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.net.identity import new_message_ids
-from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.routes import IN_USE_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_message_id
-from tests.producer.conftest import request, send
+from tests.producer.conftest import drive_until, send
 from tests.producer.waiting import until
 from tests.routing.fault_views import is_reachable
 
@@ -31,11 +29,7 @@ class Clock:
 
 @pytest.fixture
 def make(make_engine):
-    def engine(**options):
-        clock = Clock()
-        return make_engine(clock=clock, **options), clock
-
-    return engine
+    return lambda **options: make_engine(clock=Clock(), **options)
 
 
 def link_of(engine, completion):
@@ -45,12 +39,12 @@ def link_of(engine, completion):
 @pytest.mark.parametrize(("idle_s", "same"), [(90, True), (130, False)])
 def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
     """A firewall may have forgotten the connection, and would swallow the request."""
-    engine, clock = make(pollNameServerInterval="1h", heartbeatBrokerInterval="1h")
+    engine = make(pollNameServerInterval="1h", heartbeatBrokerInterval="1h")
     first = send(engine, 1)
     link = link_of(engine, first)
     # Wait for the heartbeat's answer.
-    until(lambda: (engine.drive(0.01), not link.connection.in_flight)[-1])
-    clock.ahead_s += idle_s
+    drive_until(engine, lambda: not link.connection.in_flight)
+    engine.clock.ahead_s += idle_s
     second = send(engine, 2, queue=first.result.queue)
     assert second.outcome.delivered and len(second.attempts) == 1
     assert (link_of(engine, second) is link) is same
@@ -58,7 +52,7 @@ def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
 
 def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     """The fault table sees the probe first; only then are messages sent there."""
-    engine, clock = make(retryTimesWhenSendFailed=3)
+    engine = make(retryTimesWhenSendFailed=3)
     engine.publish_info("orders")
     broker = cluster.brokers[0]
     broker.kill()
@@ -67,13 +61,8 @@ def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     assert not is_reachable(engine.brokers.faults, broker.name)
     broker.requests.clear()
     broker.restart()
-    clock.ahead_s += 5
-
-    def found():
-        engine.drive(0.01)
-        return is_reachable(engine.brokers.faults, broker.name)
-
-    until(found, 20.0)
+    engine.clock.ahead_s += 5
+    drive_until(engine, lambda: is_reachable(engine.brokers.faults, broker.name))
     codes = {request.code for request in broker.requests}
     assert RequestCode.GET_MAX_OFFSET in codes and RequestCode.SEND_MESSAGE_V2 not in codes
 
@@ -88,9 +77,11 @@ class HandClock:
         return self.now_s
 
 
-def _engine_with_route(cluster):
+@pytest.fixture
+def engine_and_clock(make_engine):
+    """Return an engine that has a route, and its clock."""
     clock = HandClock()
-    engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
+    engine = make_engine(clock=clock)
     while not engine.routes.get("orders", clock()):
         engine.drive(0.01)
         clock.now_s += 0.01
@@ -98,10 +89,10 @@ def _engine_with_route(cluster):
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
+def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, engine_and_clock, dead):
     """A caller who sends now and then drives the engine for a moment each time: the first one
     connects, the next one writes the probe, and a third reads its answer."""
-    engine, clock = _engine_with_route(cluster)
+    engine, clock = engine_and_clock
     broker = cluster.brokers[0]
     if dead:
         broker.freeze()
@@ -117,21 +108,20 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
     assert is_reachable(table, broker.name) is not dead
     assert ("PROBE_FAILED" in events) is dead
     broker.thaw()
-    engine.close(0.2)
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used, monkeypatch):
+def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(
+    cluster, engine_and_clock, is_used, monkeypatch
+):
     """It was probed every 2 s for ever, also after its topic and itself were deleted."""
-    engine, clock = _engine_with_route(cluster)
+    engine, clock = engine_and_clock
     bad = cluster.brokers[0]
     bad.kill()
     table = engine.brokers.faults
     table.update(bad.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
     probed_s = []
-    monkeypatch.setattr(
-        engine.brokers.faults, "note_probe", lambda *args, **more: probed_s.append(clock())
-    )
+    monkeypatch.setattr(table, "note_probe", lambda *args, **more: probed_s.append(clock()))
     began_s = clock()
     while clock() < began_s + 10 * IN_USE_S:
         if is_used:
@@ -141,7 +131,6 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used,
     late = [at_s for at_s in probed_s if at_s > began_s + 2 * IN_USE_S]
     assert len(probed_s) - len(late) >= 10
     assert bool(late) is is_used
-    engine.close(0.2)
 
 
 def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
@@ -161,13 +150,13 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
 
 def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
     """A name server that has just started knows nothing yet; Java keeps such a route for ever."""
-    engine, clock = make(createTopic="")
+    engine = make(createTopic="")
     engine.publish_info("orders")
     for is_kept in (True, False):
         cluster.on_route(Answer(17, "no such topic"), times=1)
-        clock.ahead_s += 2
-        engine.routes.refresh("orders", clock())
-        until(lambda: (engine.drive(0.01), not engine.routes._topics["orders"].fetching)[-1])
+        engine.clock.ahead_s += 2
+        engine.routes.refresh("orders", engine.clock())
+        drive_until(engine, lambda: not engine.routes.fetching("orders"))
         assert (engine.routes._topics["orders"].info is not None) is is_kept
     assert engine.routes.is_unresolvable("orders")
 
@@ -182,9 +171,7 @@ def test_two_processes_of_one_address_and_number_make_other_ids():
 def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, make_engine):
     engine = make_engine()
     cluster.on(RequestCode.HEART_BEAT, Drop(), times=None)
-    engine.submit(request())
-    engine.drain()
-
-    until(lambda: engine.drive() or cluster.requests(RequestCode.HEART_BEAT))
+    send(engine)
+    drive_until(engine, lambda: cluster.requests(RequestCode.HEART_BEAT))
     engine.close()
     assert cluster.requests(RequestCode.UNREGISTER_CLIENT)

@@ -6,7 +6,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
 from rocket_sink.producer.engine import routes
 from rocket_sink.routing import topic_publish_info
-from tests.producer.conftest import request
+from tests.producer.conftest import send
 
 MOST = 8
 
@@ -22,11 +22,7 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
     for number in range(5 * MOST):
         cluster.create_topic(f"topic-{number}", 2)
         for topic in (f"topic-{number}", "orders"):
-            sent = request()
-            sent.topic = topic
-            engine.submit(sent)
-            (completion,) = engine.drain()
-            assert completion.outcome is Outcome.ACKED
+            assert send(engine, topic=topic).outcome is Outcome.ACKED
         kept = (
             engine.routes._topics, engine.brokers._rankings, engine._headers.templates,
             engine.shared._routes,

@@ -3,8 +3,7 @@
 import contextlib
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,18 +15,17 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import CloseConnection, Delay, FakeCluster
 from rocket_sink.wire.codes import RequestCode
-from tests.producer.conftest import request, send
+from tests.producer.conftest import drive_until, request, send, submit
+from tests.producer.waiting import until
 
 
-def _move(cluster: FakeCluster) -> None:
+def _move(cluster):
     for broker in cluster.brokers:
         broker.fail_over()
 
 
 @pytest.mark.parametrize("fault", ["moved", "moved slowly", "stop_name_server", "forget_brokers"])
-def test_a_new_worker_begins_with_the_route_of_another_one(
-    cluster: FakeCluster, tmp_path: Path, fault: str
-) -> None:
+def test_a_new_worker_begins_with_the_route_of_another_one(cluster, tmp_path, fault):
     """None of the route's brokers is there any more, or the name servers cannot answer."""
     options = SinkOptions.parse(
         {"nameServer": cluster.name_server, "pollNameServerInterval": 10, "sendMsgTimeout": 5000}
@@ -43,73 +41,59 @@ def test_a_new_worker_begins_with_the_route_of_another_one(
         getattr(cluster, fault)()
         time.sleep(0.1)
     engine = SendEngine(options, shared=other)
-    for number in range(50):
-        engine.submit(request(number))
+    submit(engine, 50)
     assert {c.outcome for c in engine.drain()} == {Outcome.ACKED}
     engine.close()
 
 
-def test_bulk_senders_wait_for_brokers_that_are_all_away(
-    cluster: FakeCluster, make_engine: Any
-) -> None:
+def test_bulk_senders_wait_for_brokers_that_are_all_away(cluster, make_engine):
     """If their attempts ran out, the answer would be an error and come no sooner."""
     engine = make_engine(sendMsgTimeout=60_000)
     send(engine)
     cluster.kill()
     timer = threading.Timer(1.5, lambda: [broker.restart() for broker in cluster.brokers])
     timer.start()
-    for number in range(50):
-        engine.submit(request(number, retry_while_busy=True))
+    submit(engine, 50, retry_while_busy=True)
     done = engine.drain()
     timer.join()
     assert {c.outcome for c in done} == {Outcome.ACKED} and len(done) == 50
     assert max(len(c.attempts) for c in done) > 3
 
 
-def test_look_ups_follow_brokers_that_move(cluster: FakeCluster, make_engine: Any) -> None:
+def test_look_ups_follow_brokers_that_move(cluster, make_engine):
     engine = make_engine(storedCheckTimeout=5000)
-    engine.submit(request(1))
-    engine.drain()
+    send(engine, 1)
     _move(cluster)
     stored = StoredMessages(engine, since_ms=0)
     assert stored.find("orders", ["ID1", "none"], timed=False) == {"ID1"}
 
 
-def test_an_inquiry_follows_a_broker_that_moves(cluster: FakeCluster, make_engine: Any) -> None:
+def test_an_inquiry_follows_a_broker_that_moves(cluster, make_engine):
     engine = make_engine(storedCheckTimeout=5000, storedCheckDelay=50)
     engine.publish_info("orders")
     cluster.on_send(CloseConnection())
     cluster.on(RequestCode.QUERY_MESSAGE, CloseConnection())
     engine.submit(request(1, verify_ids=("ID1",)))
-    until_s = engine.clock() + 10
-    while not any(RequestCode.QUERY_MESSAGE in _codes(b) for b in cluster.brokers):
-        assert engine.clock() < until_s
-        engine.drive(0.005)
+    drive_until(engine, lambda: cluster.requests(RequestCode.QUERY_MESSAGE))
     _move(cluster)
     (completion,) = engine.drain()
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, True)
 
 
-def _codes(broker: Any) -> set[int]:
-    return {request.code for request in broker.requests}
-
-
-def _demote(broker: Any) -> None:
+def _demote(broker):
     """Take the master away: routes list its slave only."""
     broker.is_master = False
     broker.kill()
 
 
-def _promote(broker: Any) -> None:
+def _promote(broker):
     """Make another process the master, and list it in routes."""
     broker.fail_over()
     broker.is_master = True
 
 
 @pytest.mark.parametrize("mode", ["send", "send_async", "send_batch", "queue", "strict"])
-def test_a_new_master_is_found_though_the_route_had_only_a_slave(
-    cluster: FakeCluster, make_producer: Any, mode: str
-) -> None:
+def test_a_new_master_is_found_though_the_route_had_only_a_slave(cluster, make_producer, mode):
     """The route is young, but it was fetched at the wrong moment, and is polled an hour later."""
     producer = make_producer(
         pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s",
@@ -125,14 +109,6 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(
         "queue": lambda: producer.send(Message("orders", b"x"), queue=queue),
         "strict": lambda: producer.send(Message("orders", b"x", sharding_key="k")),
     }
-    failures: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            calls[mode]()
-        except BaseException as failure:
-            failures.append(failure)
-
     for broker in cluster.brokers:
         _demote(broker)
     give_up_s = time.monotonic() + 30
@@ -140,19 +116,16 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(
         with contextlib.suppress(SendError):
             producer.send(Message("orders", b"meanwhile"), timeout_ms=500)
     assert not producer._session.engine.routes.addresses()
-    sender = threading.Thread(target=call)
-    sender.start()
-    for broker in cluster.brokers:
-        _promote(broker)
-    sender.join(30)
-    assert not sender.is_alive() and not failures
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(calls[mode])
+        for broker in cluster.brokers:
+            _promote(broker)
+        sending.result(30)
     assert b"x" in {message.body for message in cluster.messages("orders")}
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_request_of_one_queue_waits_for_its_new_master(
-    cluster: FakeCluster, make_engine: Any, ordered: bool
-) -> None:
+def test_a_request_of_one_queue_waits_for_its_new_master(cluster, make_engine, ordered):
     """The route is good for all other requests: only this queue's broker has no master in it."""
     engine = make_engine(pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s")
     engine.publish_info("orders")
@@ -160,10 +133,7 @@ def test_a_request_of_one_queue_waits_for_its_new_master(
     _demote(late)
     queue = MessageQueue("orders", late.name, 0)
     engine.submit(request(1, queue=queue, ordered=ordered))
-    until_s = engine.clock() + 20
-    while late.name in engine.publish_info("orders").masters and engine.clock() < until_s:
-        engine.drive()
-    assert late.name not in engine.publish_info("orders").masters
+    drive_until(engine, lambda: late.name not in engine.publish_info("orders").masters)
     if engine.take():  # The attempt was refused three times before there was a new route.
         engine.submit(request(1, queue=queue, ordered=ordered))
     _promote(late)
@@ -171,26 +141,21 @@ def test_a_request_of_one_queue_waits_for_its_new_master(
     assert completion.outcome is Outcome.ACKED
 
 
-def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engine: Any) -> None:
+def test_a_topic_that_is_made_after_all_is_found(cluster, make_engine):
     """The topic was deleted a moment ago, when its route was young."""
     engine = make_engine(createTopic="", pollNameServerInterval="1h")
     engine.publish_info("orders")
     cluster.delete_topic("orders")
-    until_s = engine.clock() + 30
-    while not engine.routes.is_unresolvable("orders") and engine.clock() < until_s:
+    while not engine.routes.is_unresolvable("orders"):
         engine.routes.refresh("orders", engine.clock())
         engine.drive()
     assert send(engine, 1).outcome is Outcome.NOT_SENT
     cluster.create_topic("orders", 4)
-    while engine.routes.is_unresolvable("orders") and engine.clock() < until_s:
-        engine.routes.get("orders", engine.clock())
-        engine.drive()
+    drive_until(engine, lambda: engine.routes.get("orders", engine.clock()))
     assert send(engine, 2).outcome is Outcome.ACKED
 
 
-def test_a_name_server_that_was_started_anew_takes_no_route_away(
-    cluster: FakeCluster, make_engine: Any
-) -> None:
+def test_a_name_server_that_was_started_anew_takes_no_route_away(cluster, make_engine):
     """Brokers register every 30 s: until then the server knows neither topic nor template."""
     engine = make_engine(pollNameServerInterval=10)
     assert send(engine).outcome is Outcome.ACKED
@@ -203,7 +168,7 @@ def test_a_name_server_that_was_started_anew_takes_no_route_away(
     assert send(engine).outcome is Outcome.ACKED
 
 
-def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_engine: Any) -> None:
+def test_a_new_sender_waits_for_brokers_to_register(cluster, make_engine):
     cluster.forget_brokers()
     engine = make_engine(sendMsgTimeout=30_000)
     timer = threading.Timer(1.5, cluster.register)
@@ -212,7 +177,7 @@ def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_e
     timer.join()
 
 
-def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_engine: Any) -> None:
+def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_engine):
     """The topic's other broker has not registered with the restarted name server."""
     with FakeCluster(queues=0) as cluster:
         cluster.create_topic("orders")
@@ -221,14 +186,11 @@ def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_en
         cluster.delete_topic("orders")
         cluster.forget_brokers()
         cluster.register("broker-a")
-        until_s = time.monotonic() + 30
-        while send(engine).outcome.delivered:
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+        until(lambda: not send(engine).outcome.delivered, 30.0)
         assert isinstance(send(engine).error, SendError)
 
 
-def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engine: Any) -> None:
+def test_the_newest_route_says_where_a_broker_is(cluster, make_engine):
     """The route of another topic is read again only when that topic is used."""
     cluster.create_topic("pays", 4)
     engine = make_engine()
@@ -236,14 +198,12 @@ def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engi
         engine.publish_info(topic)
     _move(cluster)
     moved = {broker.name: broker.address for broker in cluster.brokers}
-    for topic, wanted in (("orders", moved), ("pays", moved)):
+    for topic in ("orders", "pays"):
         engine.fresh_route(topic)
-        assert engine.routes.addresses() == wanted
+        assert engine.routes.addresses() == moved
 
 
-def test_addresses_are_put_together_when_a_route_is_new(
-    cluster: FakeCluster, make_engine: Any, tmp_path: Path
-) -> None:
+def test_addresses_are_put_together_when_a_route_is_new(cluster, make_engine, tmp_path):
     """Each tick asks for the addresses, and there may be thousands of topics."""
     options = SinkOptions(name_server=cluster.name_server)
     first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))

@@ -1,46 +1,39 @@
 """Name servers that know different things: one has restarted, or has another cluster."""
 
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 
 from rocket_sink.commands.check import look
-from rocket_sink.errors import NoRouteError, Outcome, RequestTimeoutError, SendError
-from rocket_sink.net.client import Call
+from rocket_sink.errors import NoRouteError, Outcome, RequestTimeoutError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.routes import PROXY_HINT, NameServers
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import get_route
 from tests.clusters import scripted_cluster
-from tests.producer.conftest import request, send
+from tests.producer.conftest import drive_until, request, send
 
 
 class _InOrder(Random):
     """A generator that leaves the name servers in the order of the option."""
 
-    def shuffle(self, x: Any) -> None:
+    def shuffle(self, x):
         pass
 
 
 class _Silent:
     """A client whose calls end at their deadlines, without an answer."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, float]] = []
-        self._due: list[tuple[float, Call]] = []
+    def __init__(self):
+        self.calls, self._due = [], []
 
-    def peek(self, address: str) -> None:
+    def peek(self, address):
         return None
 
-    def call(
-        self, address: str, frame: Frame, on_end: Call, *, deadline_s: float, now_s: float
-    ) -> None:
+    def call(self, address, frame, on_end, *, deadline_s, now_s):
         self.calls.append((address, round(deadline_s - now_s, 3)))
         self._due.append((deadline_s, on_end))
 
@@ -61,12 +54,9 @@ class _Silent:
         ("abc", 0.6, True, [0.6, 0.6, 0.6]),
     ],
 )  # fmt: skip
-def test_each_silent_server_gets_its_share_of_the_time(
-    names: str, timeout_s: float, of_all: bool, waits_s: list[float]
-) -> None:
-    client: Any = _Silent()
+def test_each_silent_server_gets_its_share_of_the_time(names, timeout_s, of_all, waits_s):
+    client, ends = _Silent(), []
     options = SinkOptions.parse(nameServer=";".join(f"{name}:1" for name in names))
-    ends: list[Any] = []
     servers = NameServers(options, client, _InOrder(), timeout_s)
     servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0, of_all=of_all)
     client.run()
@@ -83,7 +73,7 @@ def test_each_silent_server_gets_its_share_of_the_time(
 def test_a_server_that_refuses_the_question_is_named_with_its_answer(
     code: int, reason: str
 ) -> None:
-    client, ends = _Silent(), list[Any]()
+    client, ends = _Silent(), []
     servers = NameServers(SinkOptions.parse(nameServer="a:1"), client, _InOrder(), 30.0)  # type: ignore[arg-type]
     servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0)
     client.answer(Frame(code, remark="no\nway", flag=1))
@@ -104,16 +94,14 @@ other = scripted_cluster()
 
 
 @pytest.fixture
-def engine_of(make_engine: Callable[..., SendEngine]) -> Callable[..., SendEngine]:
+def engine_of(make_engine):
     return lambda *servers, **options: make_engine(
         nameServer=";".join(servers), rng=_InOrder(), **options
     )
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_server_that_does_not_know_the_topic_settles_nothing(
-    cluster: FakeCluster, other: FakeCluster, engine_of: Any, is_empty: bool
-) -> None:
+def test_a_server_that_does_not_know_the_topic_settles_nothing(cluster, other, engine_of, is_empty):
     if is_empty:
         other.forget_brokers()
     engine = engine_of(other.name_server, cluster.name_server)
@@ -127,8 +115,8 @@ def test_a_server_that_does_not_know_the_topic_settles_nothing(
 @pytest.mark.parametrize("is_empty", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_topic_is_made_only_where_all_servers_that_answer_say(
-    cluster: FakeCluster, other: FakeCluster, engine_of: Any, is_empty: bool, is_first: bool
-) -> None:
+    cluster, other, engine_of, is_empty, is_first
+):
     """Java's client makes the topic on the brokers of whichever server it asks."""
     if is_empty:
         other.forget_brokers()
@@ -142,21 +130,16 @@ def test_a_topic_is_made_only_where_all_servers_that_answer_say(
     assert len(cluster.messages("fresh")) == 1
 
 
-def _refused(engine: SendEngine, topic: str) -> SendError:
+def _refused(engine, topic):
     """Submit a request and return the reason why it has no route; the request goes on waiting."""
     engine.submit(request(1, topic))
-    until_s = engine.clock() + 30
-    while (error := engine.routes.error(topic)) is None:
-        assert engine.clock() < until_s and engine.pending
-        engine.drive()
-    assert not engine.routes.is_unresolvable(topic)
-    return error
+    drive_until(engine, lambda: engine.routes.error(topic))
+    assert engine.pending and not engine.routes.is_unresolvable(topic)
+    return engine.routes.error(topic)
 
 
 @pytest.mark.parametrize("fault", ["stopped", "silent", "agrees"])
-def test_servers_that_agree_or_do_not_answer_leave_the_template(
-    cluster: FakeCluster, other: FakeCluster, engine_of: Any, fault: str
-) -> None:
+def test_servers_that_agree_or_do_not_answer_leave_the_template(cluster, other, engine_of, fault):
     second = other.name_server
     if fault == "stopped":
         other.stop_name_server()
@@ -171,7 +154,7 @@ def test_servers_that_agree_or_do_not_answer_leave_the_template(
     assert len(cluster.messages("fresh")) == 1
 
 
-def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of: Any) -> None:
+def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of):
     """The server's brokers may register within 30 s, and bring the topic."""
     with FakeCluster(queues=0) as cluster, FakeCluster() as other:
         other.forget_brokers()
@@ -181,9 +164,7 @@ def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of: Any) -> None
         assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
 
 
-def test_topics_and_brokers_are_those_of_all_servers(
-    cluster: FakeCluster, other: FakeCluster
-) -> None:
+def test_topics_and_brokers_are_those_of_all_servers(cluster, other):
     other.forget_brokers()
     for servers in ([cluster, other], [other, cluster]):
         with Admin(nameServer=";".join(server.name_server for server in servers)) as admin:
@@ -197,14 +178,10 @@ def test_topics_and_brokers_are_those_of_all_servers(
         admin.create_topic("pays")
 
 
-def test_check_names_the_server_that_disagrees(cluster: FakeCluster, other: FakeCluster) -> None:
-    def states(*servers: str) -> list[tuple[str, str]]:
-        options = SinkOptions.parse(nameServer=";".join(servers))
-        return [
-            (check.state, check.text)
-            for check in look(options)
-            if check.what.startswith("name serv")
-        ]
+def test_check_names_the_server_that_disagrees(cluster, other):
+    def states(*servers):
+        checks = look(SinkOptions.parse(nameServer=";".join(servers)))
+        return [(each.state, each.text) for each in checks if each.what.startswith("name serv")]
 
     port = Port(other._loop, cluster._handle)
     other._loop.call(port.open)

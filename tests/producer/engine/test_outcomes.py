@@ -22,7 +22,7 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.route import QueueMapping
-from tests.producer.conftest import is_well, request, send
+from tests.producer.conftest import drive_until, is_well, request, send, submit
 
 
 def test_acked(cluster, make_engine):
@@ -122,8 +122,7 @@ def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engin
     engine = make_engine(sendMsgTimeout=60_000)
     engine.publish_info("orders")
     engine.submit(request(1, queue=MessageQueue("orders", cluster.brokers[0].name, 0)))
-    until_s = engine.clock() + 1
-    [completion] = engine.drain(until_s)
+    [completion] = engine.drain(engine.clock() + 1)
     assert (completion.outcome, completion.error.code) == (Outcome.UNKNOWN, "UNKNOWN")
     assert "given up before" in completion.error.text
     assert [attempt.error_code for attempt in completion.attempts] == ["UNKNOWN"]
@@ -208,8 +207,8 @@ def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
 def test_poison_does_not_isolate(cluster, make_engine):
     cluster.on_send(Answer(13, "illegal"), times=None)
     engine = make_engine()
-    for number in range(4):
-        send(engine, number)
+    submit(engine, 4)
+    engine.drain()
     assert engine.isolations() == []
     assert is_well(engine, "broker-a") and is_well(engine, "broker-b")
 
@@ -286,15 +285,12 @@ def test_a_late_answer_is_counted_and_changes_nothing(cluster, make_engine):
     cluster.on_send(Delay(900), times=1)
     completion = send(engine)
     assert completion.outcome is Outcome.UNKNOWN
-    until = engine.clock() + 3
     queue = MessageQueue("orders", completion.attempts[0].broker_name, 0)
 
     def late_answers():
         return sum(channel.connection.unexpected_answers for channel in engine.client.channels)
 
-    while not late_answers() and engine.clock() < until:
-        engine.poll(0.05)
-        engine.client.poll(0.05)
+    drive_until(engine, late_answers)
     assert late_answers() == 1
     assert send(engine, queue=queue).outcome is Outcome.ACKED
 
@@ -329,8 +325,7 @@ def test_closing_completes_what_is_pending_and_drain_has_a_deadline(cluster, mak
     cluster.on_send(Drop(), times=None)
     engine = make_engine()
     engine.publish_info("orders")
-    for number in range(5):
-        engine.submit(request(number))
+    submit(engine, 5)
     if closes:
         engine.poll(0.1)
         engine.close(timeout_s=0.2)

@@ -9,16 +9,12 @@ from rocket_sink.errors import Outcome, WindowFullError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import RateLimiter
-from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay
-from rocket_sink.testing.broker import FakeBroker
-from tests.producer.conftest import request
+from tests.producer.conftest import request, send, submit
 
 
-def pace(**options: object) -> RateLimiter:
-    limiter = RateLimiter.of(SinkOptions.parse(options), 0.0)
-    assert limiter is not None
-    return limiter
+def pace(**options):
+    return RateLimiter.of(SinkOptions.parse(options), 0.0)
 
 
 def test_without_limits_there_is_no_pace() -> None:
@@ -60,8 +56,7 @@ def test_no_thread_sleeps_past_the_time_of_a_waiting_request() -> None:
 def test_an_engine_keeps_the_limit(make_engine, limit, requests, messages, least_s):
     engine = make_engine(**{limit: 100})
     started = engine.clock()
-    for number in range(requests):
-        engine.submit(request(number, message_count=messages))
+    submit(engine, requests, message_count=messages)
     taken_s = engine.clock() - started
     assert len(engine.drain()) == requests
     assert taken_s >= least_s
@@ -70,32 +65,24 @@ def test_an_engine_keeps_the_limit(make_engine, limit, requests, messages, least
 def test_further_attempts_do_not_count(cluster, make_engine):
     cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
     engine = make_engine(maxMessagesPerSecond=10, retryBackoffMs=1)
-    engine.submit(request(1))
-    (done,) = engine.drain()
-    assert len(done.attempts) > 1
+    assert len(send(engine, 1).attempts) > 1
     assert engine.try_submit(request(2, message_count=0)), "a retry left a debt"
 
 
-def test_a_rate_limit_beyond_the_timeout_names_the_option(cluster):
-    with Producer(
-        nameServer=cluster.name_server, maxMessagesPerSecond=1, sendMsgTimeout=300
-    ) as producer:
+def test_a_rate_limit_beyond_the_timeout_names_the_option(cluster, make_producer):
+    producer = make_producer(maxMessagesPerSecond=1, sendMsgTimeout=300)
+    for refused in (producer.send, producer.send_oneway):
         with pytest.raises(WindowFullError, match="maxMessagesPerSecond"):
-            producer.send(Message("orders", b"x"))
-        with pytest.raises(WindowFullError, match="maxMessagesPerSecond"):
-            producer.send_oneway(Message("orders", b"x"))
+            refused(Message("orders", b"x"))
     assert cluster.messages("orders") == []
 
 
-def test_threads_of_one_producer_share_the_limit(cluster):
+def test_threads_of_one_producer_share_the_limit(cluster, make_producer):
     started = time.monotonic()
-    with Producer(
-        nameServer=cluster.name_server, maxMessagesPerSecond=50, sendMsgTimeout=20_000
-    ) as producer:
-        with ThreadPoolExecutor(4) as threads:
-            sends = [threads.submit(producer.send, Message("orders", b"x")) for _ in range(10)]
-        assert all(send.result().queue.topic == "orders" for send in sends)
-        assert time.monotonic() - started >= 10 / 50
+    producer = make_producer(maxMessagesPerSecond=50, sendMsgTimeout=20_000)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(producer.send, [Message("orders", b"x")] * 10))
+    assert time.monotonic() - started >= 10 / 50
     assert len(cluster.messages("orders")) == 10
 
 
@@ -110,18 +97,14 @@ def test_a_busy_answer_shrinks_the_brokers_window(cluster, make_engine):
     """The requests are pinned to the broker, so they wait for a place there."""
     engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s")
     broker = cluster.brokers[0]
-    engine.submit(request("warm", queue=_home(cluster)))
-    engine.drain()
+    send(engine, "warm", queue=_home(cluster))
     broker.on_send(Answer(215, "flow control"))
     broker.on_send(Delay(30), times=None)
-    for number in range(40):
-        engine.submit(request(number, queue=_home(cluster)))
+    submit(engine, 40, queue=_home(cluster))
     inside = engine.brokers.of(broker.name)
-    most = 0
     while engine.pending:
         engine.poll(0.005)
         if inside.window is not None:
-            most = max(most, inside.in_flight)
             assert inside.in_flight <= max(40, inside.window.limit)
     window = inside.window
     assert window is not None
@@ -153,22 +136,18 @@ def test_the_window_grows_until_it_is_none(cluster, make_engine):
     engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, backPressureForAsyncSendNum=6)
     broker = cluster.brokers[0]
     broker.on_send(Answer(2, "broker busy"))
-    engine.submit(request("first", queue=_home(cluster)))
-    for number in range(60):
-        engine.submit(request(number, queue=_home(cluster)))
+    submit(engine, 61, queue=_home(cluster))
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
     assert engine.brokers.of(broker.name).window is None
 
 
-def _freeze_when_busy(cluster, engine, requests: int) -> FakeBroker:
+def _freeze_when_busy(cluster, engine, requests):
     """Let the first broker say that it is busy, freeze it, and submit further requests."""
     broker = cluster.brokers[0]
     broker.on_send(Answer(2, "broker busy"))
-    engine.submit(request("busy", queue=_home(cluster)))
-    engine.drain()
+    send(engine, "busy", queue=_home(cluster))
     broker.freeze()
-    for number in range(requests):
-        engine.submit(request(number, queue=_home(cluster)))
+    submit(engine, requests, queue=_home(cluster))
     return broker
 
 
@@ -178,8 +157,7 @@ def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
     broker = _freeze_when_busy(cluster, engine, 5)
     done = engine.drain()
     broker.thaw()
-    outcomes = [c.outcome for c in done]
-    assert sorted(outcome.value for outcome in outcomes) == ["not_sent"] * 4 + ["unknown"]
+    assert sorted(c.outcome.value for c in done) == ["not_sent"] * 4 + ["unknown"]
     assert any("is busy" in str(c.error) for c in done if c.outcome is Outcome.NOT_SENT)
 
 
@@ -188,8 +166,7 @@ def test_the_last_answer_is_the_error_of_what_finds_no_place_in_time(cluster, ma
     engine = make_engine(sendMsgTimeout=700, retryBackoffMs=50, retryBackoffMaxMs=50)
     broker = cluster.brokers[0]
     broker.on_send(Answer(2, "broker busy"))
-    engine.submit(request("busy", queue=_home(cluster), timeout_s=60.0))
-    engine.drain()
+    send(engine, "busy", queue=_home(cluster), timeout_s=60.0)
     broker.on_send(Delay(20_000), times=1)
     engine.submit(request("holds the place", queue=_home(cluster), timeout_s=60.0))
     engine.brokers.of(broker.name).window.limit = 2.0
@@ -211,11 +188,9 @@ def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
     engine = make_engine(faultTable="off", retryBackoffMs=1, retryBackoffMaxMs=1)
     busy, other = cluster.brokers
     busy.on_send(Answer(2, "broker busy"))
-    engine.submit(request("busy", queue=_home(cluster)))
-    engine.drain()
+    send(engine, "busy", queue=_home(cluster))
     busy.on_send(Delay(200), times=None)
-    for number in range(16):
-        engine.submit(request(number))
+    submit(engine, 16)
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
     assert len(other.store.messages("orders")) >= 13
 
@@ -230,8 +205,7 @@ def test_a_last_attempt_waits_for_a_busy_broker_and_not_for_a_failing_one(cluste
         engine.submit(request("first", queue=MessageQueue("orders", broker.name, 0)))
     engine.drain()
     cluster.brokers[0].on_send(Delay(50), times=None)
-    for number in range(4):
-        engine.submit(request(number))
+    submit(engine, 4)
     assert [c.outcome for c in engine.drain()] == [Outcome.ACKED] * 4
     assert not cluster.brokers[1].store.messages("orders")
 

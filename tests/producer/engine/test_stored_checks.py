@@ -1,7 +1,6 @@
 """Requests with ids to verify: after an unknown outcome the engine asks the broker first."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -10,12 +9,12 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import stored_check
-from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
-from tests.producer.conftest import request
+from tests.producer.conftest import drive_until, request, send
 
 QUICK = {
     "sendMsgTimeout": 600, "retryTimesWhenSendFailed": 2, "storedCheckDelay": 50,
@@ -32,12 +31,6 @@ def batch(count: int) -> SendRequest:
     return dataclasses.replace(part.request, verify_ids=(ids[0], ids[-1]), token="batch")
 
 
-def send(engine: Any, one: SendRequest) -> Completion:
-    engine.submit(one)
-    (completion,) = engine.drain()
-    return completion
-
-
 def bodies(cluster: FakeCluster) -> list[bytes]:
     return sorted(message.body for message in cluster.messages("orders"))
 
@@ -48,8 +41,7 @@ def test_a_lost_answer_is_found_and_nothing_is_sent_again(cluster, make_engine, 
     cluster.on_send(behaviour, times=None)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
-    sent = request(1, verify_ids=("ID1",), queue=queue, ordered=ordered)
-    completion = send(engine, sent)
+    completion = send(engine, 1, verify_ids=("ID1",), queue=queue, ordered=ordered)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, True)
     assert not completion.maybe_duplicate
     assert bodies(cluster) == [b"body-1"]
@@ -66,7 +58,7 @@ def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
     cluster.on_send(Drop(stores=False), times=1)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
-    completion = send(engine, request(1, verify_ids=("ID1",), queue=queue, ordered=ordered))
+    completion = send(engine, 1, verify_ids=("ID1",), queue=queue, ordered=ordered)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
     assert bodies(cluster) == [b"body-1"] and not completion.maybe_duplicate
     first, *_, last = completion.attempts
@@ -89,13 +81,9 @@ def test_a_broker_that_answers_others_is_asked(cluster, make_engine, monkeypatch
     for token in (1, 2):
         engine.submit(request(token, verify_ids=(f"ID{token}",), queue=queue))
     completions = engine.drain(engine.clock() + 20)
-    assert [(completion.outcome, completion.maybe_duplicate) for completion in completions] == [
-        (Outcome.ACKED, False)
-    ] * 2
-    assert {completion.token: completion.found_stored for completion in completions} == {
-        1: stores,
-        2: False,
-    }
+    assert len(completions) == 2
+    assert {(e.outcome, e.maybe_duplicate) for e in completions} == {(Outcome.ACKED, False)}
+    assert {each.token: each.found_stored for each in completions} == {1: stores, 2: False}
     assert bodies(cluster) == [b"body-1", b"body-2"]
 
 
@@ -105,8 +93,7 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
     broker = cluster.brokers[0]
     queue = MessageQueue("orders", broker.name, 1)
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
-    engine.submit(request(1, queue=queue))
-    engine.drain()
+    send(engine, 1, queue=queue)
     broker.on_send(Drop(stores=False), times=1)
     engine.submit(request(2, verify_ids=("ID2",), queue=queue))
     # The broker lives.
@@ -117,7 +104,9 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
 
 def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
     cluster.on_send(Drop(), times=None)
-    completion = send(make_engine(**QUICK), batch(50))
+    engine = make_engine(**QUICK)
+    engine.submit(batch(50))
+    (completion,) = engine.drain()
     assert completion.found_stored and len(bodies(cluster)) == 50
     queries = cluster.requests(RequestCode.QUERY_MESSAGE)
     assert {(r.ext or {})["key"] for r in queries} == {"B0", "B49"}
@@ -126,8 +115,7 @@ def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
 def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
     cluster.on_send(Drop(), times=None)
     cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
-    engine = make_engine(**QUICK)
-    completion = send(engine, request(1, verify_ids=("ID1",)))
+    completion = send(make_engine(**QUICK), 1, verify_ids=("ID1",))
     assert completion.outcome is Outcome.UNKNOWN and completion.maybe_duplicate
     assert bodies(cluster) == [b"body-1"]
 
@@ -136,7 +124,7 @@ def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_e
     remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
     cluster.on_send(Drop(), times=None)
     cluster.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
-    completion = send(make_engine(**QUICK), request(1, verify_ids=("ID1",)))
+    completion = send(make_engine(**QUICK), 1, verify_ids=("ID1",))
     assert completion.outcome is Outcome.UNKNOWN
     assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
     assert len(cluster.requests(RequestCode.QUERY_MESSAGE)) == 1
@@ -148,8 +136,7 @@ def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     engine.publish_info("orders")
     broker.on_send(Drop(), times=None)
     engine.submit(request(1, verify_ids=("ID1",), queue=MessageQueue("orders", broker.name, 0)))
-    while not cluster.messages("orders"):
-        engine.drive()
+    drive_until(engine, lambda: cluster.messages("orders"))
     broker.kill()
     for _ in range(20):
         engine.drive()
@@ -162,17 +149,15 @@ def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
 def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
     cluster.on_send(Drop(), times=None)
     cluster.on(RequestCode.QUERY_MESSAGE, Answer(22), times=2)
-    completion = send(
-        make_engine(**{**QUICK, "storedCheckDelay": 2000, "storedCheckTimeout": 3000}),
-        request(1, verify_ids=("ID1",)),
-    )
+    engine = make_engine(**{**QUICK, "storedCheckDelay": 2000, "storedCheckTimeout": 3000})
+    completion = send(engine, 1, verify_ids=("ID1",))
     assert completion.found_stored and bodies(cluster) == [b"body-1"]
 
 
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
     """Without the ids, the same lost answer doubles the message."""
     cluster.on_send(CloseConnection(), times=1)
-    completion = send(make_engine(**QUICK), request(1))
+    completion = send(make_engine(**QUICK), 1)
     assert completion.maybe_duplicate and len(bodies(cluster)) > 1
 
 
@@ -181,8 +166,7 @@ def test_closing_the_engine_ends_open_questions(cluster, make_engine):
     cluster.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
     engine = make_engine(**QUICK)
     engine.submit(request(1, verify_ids=("ID1",)))
-    while not engine.stored_checks.open:
-        engine.drive()
+    drive_until(engine, lambda: engine.stored_checks.open)
     (completion,) = engine.drain(engine.clock())
     assert completion.outcome is Outcome.UNKNOWN and not engine.pending
 
@@ -195,7 +179,7 @@ def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordere
     engine = make_engine(sendMsgTimeout=200, orderWaitMs=200, storedCheckDelay=0)
     engine.publish_info("orders")
     broker.on_send(Delay(800))
-    completion = send(engine, request(1, verify_ids=("ID1",), queue=queue, ordered=ordered))
+    completion = send(engine, 1, verify_ids=("ID1",), queue=queue, ordered=ordered)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
     assert len(completion.attempts) == 1 and bodies(cluster) == [b"body-1"]
 
@@ -204,9 +188,7 @@ def test_a_late_refusal_leaves_time_for_another_attempt(cluster, make_engine):
     cluster.freeze()
     engine = make_engine(sendMsgTimeout=400)
     engine.submit(request(1, verify_ids=("ID1",)))
-    began_s = engine.clock()
-    while engine.clock() < began_s + 0.6:
-        engine.drive()
+    engine.drive_for(0.6)
     for broker in cluster.brokers:
         broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
         broker.thaw()
@@ -227,8 +209,7 @@ def test_a_message_with_properties_in_another_encoding_is_found(cluster, make_en
         engine.client, broker.address, "orders", "ID1", lambda *end: results.append(end),
         since_ms=0, deadline_s=engine.clock() + 60, now_s=engine.clock(),
     )  # fmt: skip
-    while not results:
-        engine.drive()
+    drive_until(engine, lambda: results)
     message, error, _ = results[0]
     assert error is None and message.queue_offset == stored.queue_offset
     assert f"offset 0 of queue 2 of topic orders on {broker.address}" in caplog.text
