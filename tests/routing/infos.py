@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
+from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
 
 def info_of(queues: Mapping[str, int], topic: str = "orders") -> TopicPublishInfo:
@@ -15,3 +15,10 @@ def info_of(queues: Mapping[str, int], topic: str = "orders") -> TopicPublishInf
             tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
         ),
     )
+
+
+def static_info(**queue_ids: dict[int, int]) -> TopicPublishInfo:
+    """Return the info of a static topic of four queues, from {broker: {queue: number there}}."""
+    mappings = {name: QueueMapping(name, 4, 1, queue_ids=ids) for name, ids in queue_ids.items()}
+    hosts = tuple(BrokerData("c", name, {0: name}) for name in queue_ids)
+    return TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mappings))

@@ -14,6 +14,11 @@ KEYS = pa.array([f"key-{number}" for number in range(4000)])
 names = st.lists(st.text(max_size=12), min_size=1, max_size=8, unique=True)
 
 
+def drawn_weights(data, candidates):
+    count = len(candidates)
+    return data.draw(st.none() | st.lists(st.integers(1, 16), min_size=count, max_size=count))
+
+
 def owners(candidates, weights=None):
     indices = hashing.rendezvous(hashing.siphash_array(KEYS), candidates, weights)
     return [candidates[index] for index in indices.tolist()]
@@ -22,9 +27,7 @@ def owners(candidates, weights=None):
 @given(names, st.data())
 def test_a_leaving_broker_moves_only_its_own_keys(candidates, data):
     assume(len(candidates) > 1)
-    weights = data.draw(
-        st.none() | st.lists(st.integers(1, 16), min_size=len(candidates), max_size=len(candidates))
-    )
+    weights = drawn_weights(data, candidates)
     gone = data.draw(st.sampled_from(candidates))
     remaining = [name for name in candidates if name != gone]
     rest_weights = weights and [w for n, w in zip(candidates, weights, strict=True) if n != gone]
@@ -41,9 +44,7 @@ def test_the_order_of_the_candidates_does_not_matter(candidates, random):
 
 @given(st.text(max_size=20), names, st.data())
 def test_one_key_is_a_column_of_one(key, candidates, data):
-    weights = data.draw(
-        st.none() | st.lists(st.integers(1, 16), min_size=len(candidates), max_size=len(candidates))
-    )
+    weights = drawn_weights(data, candidates)
     owner = hashing.rendezvous(hashing.sip_hash24(key.encode()), candidates, weights)
     hashes = hashing.siphash_array(pa.array([key]))
     assert hashing.rendezvous(hashes, candidates, weights).tolist() == [owner]

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink import errors
-from rocket_sink.errors import Isolate, Outcome, SendError
+from rocket_sink.errors import Isolate, Outcome
 from rocket_sink.routing.retry import ERROR_OF_CODE, REMARK_MAX_CHARACTERS, error_for_answer
 from rocket_sink.wire.responses import SEND_STATUS
+from tests.routing.test_retry import all_errors
 
 # PutMessageStatus of the store -> (response code, remark) as SendMessageProcessor answers it,
 C67 = [
@@ -132,9 +133,7 @@ def test_answers(code, remark, error_code):
 def test_authentication_is_fatal_and_isolates_nothing(code, remark):
     error = error_for_answer(code, remark)
     assert isinstance(error, errors.AuthenticationError)
-    assert error.fatal
-    assert not error.retriable
-    assert error.isolates is Isolate.NOTHING
+    assert (error.fatal, error.retriable, error.isolates) == (True, False, Isolate.NOTHING)
 
 
 @pytest.mark.parametrize("code", [13, 17, 29, 501, 1500, 3])
@@ -145,12 +144,8 @@ def test_data_errors_never_isolate_a_healthy_broker(code):
 
 def test_the_table_is_made_from_the_classes_and_no_code_is_claimed_twice():
     claimed = []
-    stack = [SendError]
-    while stack:
-        error = stack.pop()
-        stack += error.__subclasses__()
-        if "response_codes" in vars(error):
-            claimed += [(code, error) for code in error.response_codes]
+    for error in all_errors():
+        claimed += [(code, error) for code in vars(error).get("response_codes", ())]
     assert len(claimed) == len({code for code, _ in claimed})
     assert dict(claimed) == ERROR_OF_CODE
     assert not ERROR_OF_CODE.keys() & SEND_STATUS.keys()

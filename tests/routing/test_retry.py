@@ -31,11 +31,9 @@ from rocket_sink.routing.retry import (
 
 
 def all_errors():
-    classes, stack = [], [SendError]
-    while stack:
-        error = stack.pop()
-        stack += error.__subclasses__()
-        classes.append(error)
+    classes = [SendError]
+    for error in classes:
+        classes += error.__subclasses__()
     return sorted(classes, key=lambda error: error.__name__)
 
 
@@ -198,9 +196,8 @@ def test_errors_of_a_stale_route_await_a_look_up(error, options, awaits):
 @pytest.mark.parametrize("code", [2, 215])
 def test_f22_f23_busy_brokers_get_a_jittered_wait(code):
     """Sync and async sends do the same; Java asks again at once, or never."""
-    delays = {
-        call(error_for_answer(code, "busy"), rng=random.Random(seed)).delay_s for seed in range(50)
-    }
+    busy = error_for_answer(code, "busy")
+    delays = {call(busy, rng=random.Random(seed)).delay_s for seed in range(50)}
     assert len(delays) == 50
     assert all(0.025 <= delay <= 0.05 for delay in delays)
 
@@ -314,6 +311,5 @@ def test_any_decision_is_sound(error, strict, attempt, remaining_s, fixed, alter
 
 
 def test_the_same_rng_gives_the_same_decision():
-    assert call(BrokerBusyError, rng=random.Random(7)) == call(
-        BrokerBusyError, rng=random.Random(7)
-    )
+    first, again = (call(BrokerBusyError, rng=random.Random(7)) for _ in range(2))
+    assert first == again

@@ -9,9 +9,9 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.routing import sharding
 from rocket_sink.routing.hashing import rendezvous, sip_hash24
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueMapping, TopicRoute
+from rocket_sink.wire.route import TopicRoute
 from tests.java_client import FOLDER, run_java
-from tests.routing.infos import info_of
+from tests.routing.infos import info_of, static_info
 
 HASHES = ["java", "java_long", "siphash24", "rendezvous", sharding.LITE_TOPIC_HASH]
 LITE_TOPICS = {
@@ -80,12 +80,7 @@ def test_rendezvous_moves_only_the_keys_of_the_broker_that_left():
 
 
 def test_rendezvous_of_a_static_topic_names_the_hosts():
-    mapping = {
-        "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 3: 1}),
-        "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),
-    }
-    hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
-    info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
+    info = static_info(b1={0: 0, 3: 1}, b2={1: 0, 2: 1})
     chosen = {sharding.queue_for_key(info, key, "rendezvous").queue_id for key in KEYS}
     assert chosen == {0, 1, 2, 3}
     for key in KEYS:
@@ -104,15 +99,8 @@ def test_best_effort_moves_home_queues_of_an_unavailable_broker_and_back():
         again = sharding.fallback_queue(info, home, lambda name: name not in ("a", "b"))
         assert again == moved or moved.broker_name == "b"
         assert sharding.fallback_queue(info, home, lambda name: False) == home
-    assert (
-        len(
-            {
-                sharding.fallback_queue(info, home, lambda name: name != "a")
-                for home in info.queues[:4]
-            }
-        )
-        > 1
-    )
+    of_a = [sharding.fallback_queue(info, home, lambda name: name != "a") for home in info.queues]
+    assert len(set(of_a[:4])) > 1
 
 
 def test_a_home_that_is_gone_and_a_route_that_is_empty():

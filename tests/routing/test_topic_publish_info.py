@@ -11,6 +11,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing.topic_publish_info import NO_BROKER, QueueList, TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from tests.routing.infos import static_info
 
 
 def broker(name, *ids):
@@ -22,21 +23,23 @@ def route(*queues, brokers=None, **more):
     return TopicRoute(tuple(queues), brokers or tuple(broker(name) for name in names), **more)
 
 
+def info_with(*queues, **more):
+    return TopicPublishInfo.of("t", route(*queues, **more))
+
+
 def pairs(info):
     return [(queue.broker_name, queue.queue_id) for queue in info.queues]
 
 
 def test_c41_write_queues_count():
-    info = TopicPublishInfo.of("t", route(QueueData("BrokerA", 3, 4, 6)))
+    info = info_with(QueueData("BrokerA", 3, 4, 6))
     assert pairs(info) == [("BrokerA", number) for number in range(4)]
     assert not info.order
     assert info.masters == {"BrokerA": "BrokerA:10911"}
 
 
 def test_c42_order_topic_conf():
-    info = TopicPublishInfo.of(
-        "t", route(QueueData("BrokerA", 3, 4, 6), order_topic_conf="127.0.0.1:4")
-    )
+    info = info_with(QueueData("BrokerA", 3, 4, 6), order_topic_conf="127.0.0.1:4")
     assert pairs(info) == [("127.0.0.1", number) for number in range(4)]
     assert info.order
 
@@ -77,9 +80,7 @@ def test_static_topic():
         "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 1: 1}),
         "b2": QueueMapping("b2", 4, 2, queue_ids={1: 0, 2: 1}),
     }
-    info = TopicPublishInfo.of(
-        "t", route(QueueData("b1", 4, 4), QueueData("b2", 4, 4), mappings=mapping)
-    )
+    info = info_with(QueueData("b1", 4, 4), QueueData("b2", 4, 4), mappings=mapping)
     assert pairs(info) == [("__syslo__global__", number) for number in range(4)]
     # Queue 1 moved to b2 in the newer epoch; queue 3 has no broker.
     assert [info.broker_of(queue) for queue in info.queues] == ["b1", "b2", "b2", NO_BROKER]
@@ -96,8 +97,7 @@ class Unsearchable(tuple):
 
 def test_a_queue_of_a_static_topic_is_found_without_a_search():
     """A caller asks for all queues, one by one: for 65,536 queues a search each took minutes."""
-    mapping = {"b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 1: 1})}
-    info = TopicPublishInfo.of("t", route(QueueData("b1", 4, 4), mappings=mapping))
+    info = static_info(b1={0: 0, 1: 1})
     by_broker = {name: Unsearchable(queues) for name, queues in info.queues_by_broker.items()}
     info = replace(info, queues=Unsearchable(info.queues), queues_by_broker=by_broker)
     assert [info.index_of(queue) for queue in info.queues] == [0, 1, 2, 3]
@@ -113,15 +113,13 @@ def test_c74_only_a_slave_is_left():
 
 def test_c74_wiped_write_permission():
     wiped = (QueueData("a", 8, 8, 4), QueueData("c", 8, 0, 6), QueueData("d", 8, -1, 6))
-    info = TopicPublishInfo.of("t", route(*wiped, QueueData("b", 8, 2, 6)))
+    info = info_with(*wiped, QueueData("b", 8, 2, 6))
     assert pairs(info) == [("b", 0), ("b", 1)]
 
 
 def test_c74_three_brokers_sorted_by_name():
     """apache/rocketmq#1999: clients that do not sort the brokers send one key to two queues."""
-    info = TopicPublishInfo.of(
-        "t", route(QueueData("c", 1, 1), QueueData("a", 1, 2), QueueData("b", 1, 1))
-    )
+    info = info_with(QueueData("c", 1, 1), QueueData("a", 1, 2), QueueData("b", 1, 1))
     assert pairs(info) == [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
     assert list(info.queues_by_broker) == ["a", "b", "c"]
 
@@ -135,9 +133,7 @@ def test_c74_a_new_master_changes_the_address_and_no_key():
 
 
 def test_queue_data_of_a_broker_without_broker_data_is_skipped():
-    info = TopicPublishInfo.of(
-        "t", route(QueueData("a", 1, 1), QueueData("b", 1, 1), brokers=(broker("b"),))
-    )
+    info = info_with(QueueData("a", 1, 1), QueueData("b", 1, 1), brokers=(broker("b"),))
     assert pairs(info) == [("b", 0)]
 
 
@@ -163,21 +159,14 @@ def test_the_largest_route_costs_nothing():
 def test_fingerprint_is_the_layouts_and_is_the_same_in_every_process():
     base = TopicPublishInfo.of("t", route(QueueData("a", 4, 4)))
     assert base.fingerprint == TopicPublishInfo.of("t", route(QueueData("a", 9, 4))).fingerprint
-    for other in (
-        TopicPublishInfo.of("t", route(QueueData("a", 4, 5))),
-        TopicPublishInfo.of("u", route(QueueData("a", 4, 4))),
-        TopicPublishInfo.of("t", route(QueueData("b", 4, 4))),
-    ):
+    for topic, queues in (("t", ("a", 4, 5)), ("u", ("a", 4, 4)), ("t", ("b", 4, 4))):
+        other = TopicPublishInfo.of(topic, route(QueueData(*queues)))
         assert other.fingerprint != base.fingerprint
     assert base.fingerprint == "11f09ed400bc07be"
 
 
 def test_publish_info_pickles():
-    mapping = {"b1": QueueMapping("b1", 2, 1, queue_ids={0: 0, 1: 1})}
-    for info in (
-        TopicPublishInfo.of("t", route(QueueData("a", 4, 4))),
-        TopicPublishInfo.of("t", route(QueueData("b1", 4, 4), mappings=mapping)),
-    ):
+    for info in (info_with(QueueData("a", 4, 4)), static_info(b1={0: 0, 1: 1})):
         copy = pickle.loads(pickle.dumps(info))
         assert (copy, copy.fingerprint, hash(copy)) == (info, info.fingerprint, hash(info))
 
