@@ -14,6 +14,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame, response_to
+from tests.producer.waiting import until
 
 GARBAGE = b"\x00\x00\x00\x01no frame"
 
@@ -33,14 +34,18 @@ def serve():
     loop.stop()
 
 
-def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve):
+@pytest.fixture
+def client(closing):
+    return closing(NetworkClient(SinkOptions.parse(nameServer="n:1")))
+
+
+def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve, client):
     """The second call waited on the broken connection for ever, and so did a look-up of a route."""
 
     def handle(peer, request):
         peer.send(encode_frame(response_to(request, request.code)) + GARBAGE * (request.code == 1))
 
     address, results = serve(handle), []
-    client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
 
     def call(code, done):
         at_s = client.clock()
@@ -52,10 +57,9 @@ def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve
         client.poll(0.01)
     ((answer, error, _),) = results
     assert error is None and answer.code == 2 and client.opened == 2
-    client.close()
 
 
-def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
+def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve, client):
     """A write to it has an unknown outcome. The frame is the end of the first read."""
     peers = []
 
@@ -63,7 +67,6 @@ def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
         peers.append(peer)
         peer.send(encode_frame(response_to(request, 0)))
 
-    client = NetworkClient(SinkOptions())
     address = serve(handle)
     invoke(client, address, Frame(1), 10)
     channel = client.peek(address)
@@ -77,17 +80,14 @@ def test_a_connection_that_ended_after_a_last_frame_is_not_used_again(serve):
     second = client.channel(address, client.clock() + 1)
     assert second is not channel
     assert client.channel(address, client.clock() + 130) is not second, "it was idle for too long"
-    client.close()
 
 
-def test_a_request_of_the_peer_before_garbage_is_not_answered(serve):
+def test_a_request_of_the_peer_before_garbage_is_not_answered(serve, client):
     """Sends and the producer's thread raised RemoteProtocolError, and no future was completed."""
     address = serve(lambda peer, request: peer.send(encode_frame(Frame(999, {})) + GARBAGE))
-    client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
     with pytest.raises(ConnectionLostError, match="does not speak RocketMQ"):
         invoke(client, address, Frame(1), 9.0)
     assert client.channels == []
-    client.close()
 
 
 def test_a_late_answer_counts_once_when_its_connection_ends(serve):
@@ -117,9 +117,7 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
         return owner
 
     def wait(over):
-        end_s = time.monotonic() + 10
-        while not over() and time.monotonic() < end_s:
-            client.poll(0.01)
+        until(lambda: client.poll(0.01) or over(), 10.0)
 
     first = call(1, end)
     call(2, end)  # The answer shows that the connection lives.
@@ -167,10 +165,9 @@ def expiry_cpu_s(count: int) -> float:
     client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
     ends: list[object] = []
     channel = client.channel("127.0.0.1:9", client.clock())
+    owner = Call(lambda *end: ends.append(end))
     for _ in range(count):
-        client.call_on(
-            channel, Frame(1), Call(lambda *end: ends.append(end)), deadline_s=1.0, now_s=0.0
-        )
+        client.call_on(channel, Frame(1), owner, deadline_s=1.0, now_s=0.0)
     channel.transport.state = StreamState.OPEN
     gc.collect()
     gc.disable()  # A collection takes the longer, the more objects other tests have left.

@@ -80,14 +80,12 @@ def test_c66_no_client_certificate_where_one_is_wanted(authority, serve, version
 
 def test_c66_a_client_certificate_of_an_unknown_authority(authority, serve, version, tmp_path):
     address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
-    (tmp_path / "bad").mkdir()
     keys = client(Authority(tmp_path / "bad", "bad-ca"))
     with pytest.raises(TlsError, match="tlsCert"):
         ask(address, **trusted(authority, **keys))
 
 
 def test_c66_a_server_certificate_of_an_unknown_authority(authority, serve, version, tmp_path):
-    (tmp_path / "bad").mkdir()
     server = Authority(tmp_path / "bad", "bad-ca").server("ip", IP)
     address = mutual(authority, serve, version, ssl.CERT_OPTIONAL, server)
     for mode in ("verify-full", "verify-ca"):

@@ -1,7 +1,6 @@
 """TLS streams: bytes that went into a record cannot be withdrawn, all others can."""
 
 import socket
-import ssl
 import threading
 
 import pytest
@@ -12,7 +11,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame
-from tests.net.test_transport import IP, Echo, authority, handshaken, serve
+from tests.net.test_transport import IP, Echo, authority, handshaken, serve, server_context
 
 assert authority and serve  # fixtures
 
@@ -22,10 +21,7 @@ class Late(Echo):
 
     def __init__(self, files):
         self.go, self.bodies = threading.Event(), []
-        self.changed = threading.Condition()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*files)
-        super().__init__(context)
+        super().__init__(server_context(files))
         # The buffer is small beside the bytes that are sent, but holds more than one loopback
         # segment.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
@@ -37,9 +33,7 @@ class Late(Echo):
             while data := stream.recv(65_536):
                 reader.receive_data(data)
                 while (frame := reader.next_frame()) is not None:
-                    with self.changed:
-                        self.bodies.append(bytes(frame.body[:8]))
-                        self.changed.notify_all()
+                    self.bodies.append(bytes(frame.body[:8]))
 
 
 class Sent:
@@ -58,21 +52,21 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
     # this may last longer than the ten seconds after which a connection is given up.
     monkeypatch.setattr(transport, "USER_TIMEOUT_MS", 100_000)
     server = Late(authority.server("ip", IP))
-    options = SinkOptions.parse(
-        nameServer=server.address, tlsMode="verify-full", tlsCa=authority.file
-    )
-    client = NetworkClient(options)
+    address = server.address
+    options = {"nameServer": address, "tlsMode": "verify-full", "tlsCa": authority.file}
+    client = NetworkClient(SinkOptions.parse(options))
+
+    def call(request, size):
+        frame, now_s = Frame(1, None, request.name + bytes(size)), client.clock()
+        client.call(address, frame, request, deadline_s=now_s + 100, now_s=now_s)
+
     try:
-        channel = client.channel(server.address, client.clock())
+        channel = client.channel(address, client.clock())
         while not channel.is_open:
             client.poll(0.05)
         sent = [Sent(number) for number in range(10_000_000 // size)]
         for request in sent:
-            frame = Frame(1, None, request.name + bytes(size))
-            client.call(
-                server.address, frame, request, deadline_s=client.clock() + 100,
-                now_s=client.clock(),
-            )  # fmt: skip
+            call(request, size)
         before = -1
         while before != channel.write_queue.size:
             before = channel.write_queue.size
@@ -83,10 +77,7 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
         assert back
         kept = {request.name for request in sent} - back
         last = Sent(99_999_999)
-        frame = Frame(1, None, last.name)
-        client.call(
-            server.address, frame, last, deadline_s=client.clock() + 100, now_s=client.clock()
-        )
+        call(last, 0)
         server.go.set()
         while last.name not in server.bodies and not channel.closed:
             client.poll(0.01)

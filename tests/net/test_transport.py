@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import socket
 import ssl
 import struct
@@ -48,6 +49,7 @@ class Authority:
     """A CA that writes server certificates."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -76,23 +78,19 @@ class Authority:
         certificate = self._certificate(subject, key, until or NOW + DAY, names=names)
         cert_file, key_file = self.folder / f"{label}.crt", self.folder / f"{label}.key"
         cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        key_file.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.BestAvailableEncryption(password.encode())
-                if password
-                else serialization.NoEncryption(),
-            )
-        )
+        encryption = serialization.NoEncryption()
+        if password:
+            encryption = serialization.BestAvailableEncryption(password.encode())
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        key_file.write_bytes(key.private_bytes(*form, encryption))
         return cert_file, key_file
 
 
 class Echo:
     """A server that answers every request with code 0 and the request's body."""
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, context=None, listener=None) -> None:
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self._context = context
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -146,26 +144,25 @@ def authority(tmp_path):
 
 @pytest.fixture
 def serve(closing):
-    def start(files=None, prepare=None, **more):
-        context = None
-        if files is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*files)
-            for name, value in more.items():
-                setattr(context, name, value)
-            if prepare is not None:
-                prepare(context)
+    def start(files=None, prepare=None):
+        context = server_context(files) if files else None
+        if prepare is not None:
+            prepare(context)
         return closing(Echo(context)).address
 
     return start
 
 
+def server_context(files):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return context
+
+
 def ask(address, body=b"hello", **options):
     client = NetworkClient(SinkOptions.parse(nameServer=address, **options))
-    try:
+    with contextlib.closing(client):
         return bytes(invoke(client, address, Frame(1, None, body), 5.0).body)
-    finally:
-        client.close()
 
 
 IP = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
@@ -199,10 +196,8 @@ class Names:
             self.go.wait(30)
         if host not in self.known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        addresses = self.known[host].split()
-        return [
-            target for address in addresses for target in self._system(address, port, *args, **more)
-        ]
+        found = (self._system(address, port, *args, **more) for address in self.known[host].split())
+        return [*itertools.chain.from_iterable(found)]
 
 
 @pytest.fixture
@@ -411,14 +406,11 @@ class Hole:
         self.listener.bind((host, int(port)))
         self.listener.listen(0)
         self._fill = []
-        while True:
-            probe = socket.socket()
-            self._fill.append(probe)
-            probe.settimeout(0.2)
-            try:
-                probe.connect((host, int(port)))
-            except OSError:
-                return
+        with contextlib.suppress(OSError):
+            while True:
+                self._fill.append(socket.socket())
+                self._fill[-1].settimeout(0.2)
+                self._fill[-1].connect(self.listener.getsockname())
 
     def close(self) -> None:
         for sock in (*self._fill, self.listener):
@@ -428,6 +420,11 @@ class Hole:
 @pytest.fixture
 def holes(closing):
     return lambda *args: closing(Hole(*args))
+
+
+@pytest.fixture
+def mutes(closing):
+    return lambda *args: closing(Mute(*args))
 
 
 class Mute:
@@ -465,40 +462,37 @@ def test_the_second_address_is_tried_when_the_first_is_silent(serve, names, clie
         reconnect(client, address)
 
 
-def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, names, client):
+def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, names, client, mutes):
     address = named(serve(), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
-    mute = Mute(address.rpartition(":")[2])
+    mute = mutes(address.rpartition(":")[2])
     assert isinstance(Asked(client, address, deadline_s=0.3).wait(), RequestTimeoutError)
     for _ in range(5):
         reconnect(client, address)
         assert Asked(client, address).wait() == b"hello"
     assert mute.taken() == 1
-    mute.close()
 
 
-def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(serve, names, client):
+def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(serve, names, client, mutes):
     """A heartbeat kept the connection for 3 s, so each attempt of a send got the same address."""
     address = named(serve(), "three.example")
     names.known["three.example"] = "127.0.0.2 127.0.0.3 127.0.0.1"
     port = address.rpartition(":")[2]
-    mutes = [Mute(port, host) for host in ("127.0.0.2", "127.0.0.3")]
-    for mute in mutes:
+    for mute in [mutes(port, host) for host in ("127.0.0.2", "127.0.0.3")]:
         heartbeat = Asked(client, address, deadline_s=60)
         assert isinstance(Asked(client, address, deadline_s=0.3).wait(), SendError)
         assert heartbeat.end is None and mute.taken() == 1
     assert Asked(client, address, deadline_s=60).wait() == b"hello"
-    for mute in mutes:
-        mute.close()
 
 
-def test_the_second_address_is_tried_when_the_first_ends_no_handshake(authority, serve, names):
+def test_the_second_address_is_tried_when_the_first_ends_no_handshake(
+    authority, serve, names, mutes
+):
     address = named(serve(authority.server("two", x509.DNSName("two.example"))), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
-    mute = Mute(address.rpartition(":")[2])
+    mute = mutes(address.rpartition(":")[2])
     assert ask(address, tlsMode="verify-full", tlsCa=str(authority.file)) == b"hello"
     assert mute.taken() >= 1
-    mute.close()
 
 
 def test_slow_addresses_are_tried_again_with_more_patience(serve, names, client, holes):
@@ -509,19 +503,12 @@ def test_slow_addresses_are_tried_again_with_more_patience(serve, names, client,
 
     def open_up() -> None:
         slow.listener.listen(50)
-        echo = threading.Thread(target=Echo._accept, args=(echo_of(slow),), daemon=True)
-        echo.start()
+        Echo(listener=slow.listener)
 
     timer = threading.Timer(1.5 * PATIENCE_S, open_up)
     timer.start()
     assert Asked(client, f"two.example:{port}", deadline_s=30.0).wait() == b"hello"
     timer.join()
-
-
-def echo_of(hole):
-    echo = Echo.__new__(Echo)
-    echo._listener, echo._context = hole.listener, None
-    return echo
 
 
 def test_name_servers_and_brokers_have_names_with_a_silent_address(names, holes, monkeypatch):
@@ -589,27 +576,16 @@ def greet(peer):
     linger(peer)
 
 
-def answer_http(peer):
-    peer.recv(65_536)
-    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    linger(peer)
+def answer(data, stays=True):
+    """Return an act: read, answer with these bytes, and stay until the client leaves, or close."""
 
+    def act(peer):
+        peer.recv(65_536)
+        peer.sendall(data)
+        if stays:
+            linger(peer)
 
-def answer_rocketmq(peer):
-    peer.recv(65_536)
-    peer.sendall(encode_frame(response_to(Frame(105, {}), 1, remark="decode error")))
-    linger(peer)
-
-
-def answer_old_ssl(peer):
-    peer.recv(65_536)
-    peer.sendall(b"\x16\x02\0\0\4none")
-    linger(peer)
-
-
-def answer_one_byte(peer):
-    peer.recv(65_536)
-    peer.sendall(b"\0")
+    return act
 
 
 def linger(peer):
@@ -636,7 +612,12 @@ def plain(closing):
 
 
 ENDS = [close_at_once, close_after_reading, reset_after_reading]
-ANSWERS = [greet, answer_http, answer_rocketmq, answer_old_ssl, answer_one_byte]
+ROCKETMQ = encode_frame(response_to(Frame(105, {}), 1, remark="decode error"))
+OLD_SSL = b"\x16\x02\0\0\4none"
+ANSWERS = [
+    greet, answer(b"HTTP/1.1 400 Bad Request\r\n\r\n"), answer(ROCKETMQ), answer(OLD_SSL),
+    answer(b"\0", stays=False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("act", [close_after_reading, reset_after_reading])
@@ -692,23 +673,14 @@ def test_a_plain_server_is_recognised_whatever_openssl_calls_it(plain, monkeypat
         ask(plain(act), tlsMode="insecure")
 
 
-def say_nothing(peer):
-    linger(peer)
-
-
 def test_a_handshake_timeout_reports_the_servers_answer(plain):
     with pytest.raises(ConnectError, match=r"too long.*tlsMode=off"):
-        ask(plain(say_nothing), tlsMode="insecure", connectTimeoutMs=300)
-
-
-def begin_tls(peer):
-    peer.recv(65_536)
-    peer.sendall(b"\x16\x03\x03\x00\x7a\x02")
+        ask(plain(linger), tlsMode="insecure", connectTimeoutMs=300)
 
 
 def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
     with pytest.raises(TlsError, match="client certificate") as caught:
-        ask(plain(begin_tls), tlsMode="insecure")
+        ask(plain(answer(b"\x16\x03\x03\x00\x7a\x02", stays=False)), tlsMode="insecure")
     assert "tlsMode=off" not in str(caught.value) and not caught.value.fatal
 
 
@@ -728,21 +700,16 @@ def test_plain_to_a_tls_server_is_explained(authority, serve):
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("data", "words"),
     [
         (b"\x15\x03\x03\0\2\2\x46", "answers with TLS; set tlsMode"),
         (b"\x16\x03\x03\0\x7a\2\0\0", "answers with TLS; set tlsMode"),
         (b"HTTP", "does not speak RocketMQ's protocol"),
     ],
 )
-def test_a_plain_request_is_told_what_answered(plain, answer, words):
-    def act(peer):
-        peer.recv(65_536)
-        peer.sendall(answer)
-        linger(peer)
-
+def test_a_plain_request_is_told_what_answered(plain, data, words):
     with pytest.raises(SendError, match=words):
-        ask(plain(act))
+        ask(plain(answer(data)))
 
 
 @pytest.mark.parametrize("options", [("tlsCa",), ("tlsCert", "tlsKey")])
@@ -759,20 +726,11 @@ def test_connection_refused_names_the_address():
         ask(address)
 
 
-def test_a_connect_has_a_deadline(monkeypatch):
+def test_a_connect_has_a_deadline(holes):
     """An address whose backlog is full answers no SYN."""
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(deaf.getsockname())
-        with pytest.raises(ConnectError, match="too long"):
-            ask(address, connectTimeoutMs=200)
-        for filler in fillers:
-            filler.close()
+    port = holes("0").listener.getsockname()[1]
+    with pytest.raises(ConnectError, match="too long"):
+        ask(f"127.0.0.2:{port}", connectTimeoutMs=200)
 
 
 @pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x",

@@ -26,6 +26,7 @@ from tests.tls_relay import TlsFront
 
 assert authority  # The name is a fixture.
 
+pytestmark = pytest.mark.timeout(60)
 NAMED = {
     "wrong CA": "tlsCa", "expired": "has expired", "wrong host": "tlsServerName",
     "no client certificate": "tlsCert", "client certificate of a stranger": "tlsCert",
@@ -36,7 +37,6 @@ NAMED = {
 @pytest.fixture
 def front(cluster, authority, tmp_path, closing):
     """Return a function that makes the relays for a fault and returns the client's options."""
-    (tmp_path / "bad").mkdir()
     stranger = Authority(tmp_path / "bad", "bad-ca")
 
     def files(wrong, name):
@@ -68,7 +68,6 @@ def front(cluster, authority, tmp_path, closing):
     return start
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", NAMED)
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_one_attempt_and_no_isolation(front, wrong, version):
@@ -88,18 +87,14 @@ def test_one_attempt_and_no_isolation(front, wrong, version):
         assert producer.isolations() == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", ["wrong CA", "expired", "wrong host"])
-def test_a_oneway_message_raises_too(front, wrong):
+def test_a_oneway_message_raises_too(front, closing, wrong):
     _, options = front(wrong)
-    with (
-        Producer(**options, sendMsgTimeout=600_000) as producer,
-        pytest.raises(TlsRefusedError, match=NAMED[wrong]),
-    ):
+    producer = closing(Producer(**options, sendMsgTimeout=600_000))
+    with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
         producer.send_oneway(Message("orders", b"x"))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", NAMED)
 def test_a_table_is_an_error_and_no_row_a_dead_letter(front, cluster, wrong, tmp_path):
     _, options = front(wrong)
@@ -113,7 +108,6 @@ def test_a_table_is_an_error_and_no_row_a_dead_letter(front, cluster, wrong, tmp
     assert cluster.messages("orders") == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", NAMED)
 @pytest.mark.parametrize("ordering", ["none", "strict"])
 def test_a_spark_task_fails_and_no_row_is_a_dead_letter(
@@ -131,21 +125,17 @@ def test_a_spark_task_fails_and_no_row_is_a_dead_letter(
 
 
 def _kinds(place):
-    filesystem = place.filesystem()
-    batches = (
-        batch
-        for file in sealed_files(place, filesystem)
-        for batch in read_batches(file.path, filesystem)
-    )
-    return {kind for batch in batches for kind in batch["kind"].to_pylist()}
+    files, kinds = place.filesystem(), set()
+    for file in sealed_files(place, files):
+        for batch in read_batches(file.path, files):
+            kinds.update(batch["kind"].to_pylist())
+    return kinds
 
 
-@pytest.mark.timeout(60)
 def test_a_producer_goes_on_when_the_files_are_right_again(front, cluster, authority, tmp_path):
     """The heartbeats go on as well: a fatal error ends sends, not the client."""
     relays, options = front("wrong host")
     ca = tmp_path / "ca.pem"
-    (tmp_path / "other").mkdir()
     shutil.copy(Authority(tmp_path / "other", "other-ca").file, ca)
     options |= {"tlsCa": str(ca), "tlsMode": "verify-ca"}
     with Producer(**options, sendMsgTimeout=5000, heartbeatBrokerInterval=300) as producer:
@@ -155,13 +145,8 @@ def test_a_producer_goes_on_when_the_files_are_right_again(front, cluster, autho
         shutil.copy(authority.file, ca)
         # Routes are asked for once a second.
         until(lambda: _is_stored(producer), 30.0)
-        beats = _heartbeats(cluster)
-        until(lambda: _heartbeats(cluster) > beats + 2, 30.0)
-
-
-def _heartbeats(cluster):
-    requests = cluster.requests()
-    return sum(frame.code == RequestCode.HEART_BEAT for frame in requests)
+        beats = len(cluster.requests(RequestCode.HEART_BEAT))
+        until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) > beats + 2, 30.0)
 
 
 def _is_stored(producer):

@@ -1,16 +1,16 @@
 """Name servers with untrusted certificates: an error after one attempt for each address."""
 
+import contextlib
 import itertools
 import shutil
 import socket
-import ssl
 
 import pytest
 
 from rocket_sink.errors import NameServerUnavailableError, TlsError
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
-from tests.net.test_transport import IP, Authority, Echo, authority
+from tests.net.test_transport import IP, Authority, Echo, authority, server_context
 
 assert authority  # The name is a fixture.
 
@@ -21,18 +21,14 @@ class Handshakes(Echo):
     def __init__(self, files, before=None) -> None:
         self.count = 0
         self._before = before
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*files)
-        super().__init__(context)
+        super().__init__(server_context(files))
 
     def _serve(self, peer) -> None:
         self.count += 1
         if self._before is not None:
             self._before()
-        try:
+        with peer, contextlib.suppress(OSError):
             self._context.wrap_socket(peer, server_side=True).close()
-        except OSError:
-            peer.close()
 
 
 @pytest.fixture
@@ -46,11 +42,9 @@ def serve(authority, closing):
 
 
 def send(servers, ca, **options):
-    addresses = ";".join(getattr(server, "address", server) for server in servers)
+    options["nameServer"] = ";".join(getattr(server, "address", server) for server in servers)
     # The deadline is far: a test that waits for it fails by its own time-out.
-    with Producer(
-        nameServer=addresses, tlsMode="verify-full", tlsCa=str(ca), **options
-    ) as producer:
+    with Producer(tlsMode="verify-full", tlsCa=str(ca), **options) as producer:
         producer.send(Message("orders", b"x"))
 
 
@@ -65,7 +59,6 @@ def test_each_name_server_is_tried_once_and_the_reason_reported(authority, serve
 
 @pytest.mark.timeout(60)
 def test_an_untrusted_issuer_is_reported_by_every_request(serve, tmp_path):
-    (tmp_path / "bad").mkdir()
     stranger, server = Authority(tmp_path / "bad", "bad-ca"), serve(IP)
     options = {"tlsMode": "verify-full", "tlsCa": str(stranger.file), "sendMsgTimeout": 600_000}
     with Producer(nameServer=server.address, **options) as producer:
@@ -89,7 +82,6 @@ def test_another_kind_of_failure_may_pass_and_is_tried_again(authority, serve, u
 @pytest.mark.timeout(60)
 def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serve, tmp_path):
     """The first handshake fails by the old file; the new file is there at the next attempt."""
-    (tmp_path / "bad").mkdir()
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
 
@@ -106,7 +98,6 @@ def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serv
 
 def test_a_file_that_is_half_written_meanwhile_ends_nothing(serve, tmp_path):
     ca = tmp_path / "ca.pem"
-    (tmp_path / "bad").mkdir()
     shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
     server = serve(IP, before=lambda: ca.write_text("-----BEGIN CERT"))
     with pytest.raises(NameServerUnavailableError, match="option tlsCa"):
