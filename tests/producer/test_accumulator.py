@@ -30,9 +30,8 @@ def test_each_message_has_its_own_result(cluster, make):
     stored = {m.body: m for m in cluster.messages("orders")}
     assert set(stored) == set(results)
     for body, result in results.items():
-        message = stored[body]
-        names = ("message_id", "queue_offset", "offset_message_id")
-        assert [getattr(message, n) for n in names] == [getattr(result, n) for n in names]
+        for name in ("message_id", "offset_message_id", "queue_offset"):
+            assert getattr(stored[body], name) == getattr(result, name)
     assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) < 25
 
 
@@ -145,15 +144,14 @@ def test_properties_that_are_too_large_are_refused_at_once(make):
 def test_what_cannot_be_batched_is_sent_alone(cluster, make):
     producer = make(autoBatch="30s, 1000")
     queue = producer.fetch_publish_message_queues("orders")[0]
-    futures = [
-        producer.send_async(Message("orders", b"x", sharding_key="k")),
-        producer.send_async(Message("orders", b"x", delay_level=1)),
-        producer.send_async(Message("orders", b"x" * 1000)),
-        producer.send_async(Message("orders", b"x"), queue=queue),
-        producer.send_async(Message("%RETRY%group", b"x")),
-    ]
-    for future in futures:
-        future.result(5)
+    for message, more in (
+        (Message("orders", b"x", sharding_key="k"), {}),
+        (Message("orders", b"x", delay_level=1), {}),
+        (Message("orders", b"x" * 1000), {}),
+        (Message("orders", b"x"), {"queue": queue}),
+        (Message("%RETRY%group", b"x"), {}),
+    ):
+        producer.send_async(message, **more).result(5)
     assert len(cluster.requests(RequestCode.SEND_BATCH_MESSAGE)) == 0
 
 

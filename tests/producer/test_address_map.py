@@ -1,32 +1,25 @@
 """Brokers that register addresses which lead nowhere from here."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from rocket_sink import Message
 from rocket_sink.errors import ConnectError
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import FakeCluster
 from tests.run_command import run_command
 
 MAP = "addressMap"
 
 
 @pytest.fixture
-def nowhere(cluster: FakeCluster) -> str:
+def nowhere(cluster):
     """Let the brokers register ports at which nobody listens; return the map to the real ones."""
     for number, broker in enumerate(cluster.brokers, 1):
         broker.registered = f"127.0.0.1:{number}"
     return ";".join(f"{broker.registered}={broker.address}" for broker in cluster.brokers)
 
 
-def test_the_map_reaches_producer_admin_and_topics_that_are_made(
-    cluster: FakeCluster, nowhere: str, make_producer: Callable[..., Producer]
-) -> None:
+def test_the_map_reaches_producer_admin_and_topics_that_are_made(cluster, nowhere, make_producer):
     cluster.create_topic("TBW102", 4)
     producer = make_producer(addressMap=nowhere)
     for topic in ("orders", "new"):
@@ -42,9 +35,7 @@ def test_the_map_reaches_producer_admin_and_topics_that_are_made(
     make_producer(addressMap=by_name).send(Message("orders", b"x"))
 
 
-def test_an_address_that_leads_nowhere_is_explained(
-    cluster: FakeCluster, nowhere: str, make_producer: Callable[..., Producer]
-) -> None:
+def test_an_address_that_leads_nowhere_is_explained(cluster, nowhere, make_producer):
     words = r"the broker broker-[ab], which registered it \(brokerIP1.*option addressMap"
     with pytest.raises(ConnectError, match=words) as caught:
         make_producer(sendMsgTimeout=2000).send(Message("orders", b"x"))
@@ -53,8 +44,8 @@ def test_an_address_that_leads_nowhere_is_explained(
         admin.max_offset(MessageQueue("orders", "broker-a", 0))
 
 
-def test_check_shows_both_addresses(cluster: FakeCluster, nowhere: str) -> None:
-    def texts(*options: str) -> dict[str, Any]:
+def test_check_shows_both_addresses(cluster, nowhere):
+    def texts(*options):
         done = run_command("check", "-n", cluster.name_server, "-t", "orders", *options, "--json")
         return {each["what"]: (each["state"], each["text"]) for each in done.json()["findings"]}
 

@@ -12,11 +12,10 @@ import pytest
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING, SILENT, SLOW, FaultProfile
-from rocket_sink.testing import Answer, Delay, FakeCluster
+from rocket_sink.testing import Answer, Delay
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
-from tests.clusters import scripted_cluster
-from tests.producer.conftest import request
+from tests.producer.conftest import drive_until, request, send, submit
 from tests.producer.waiting import until
 
 IN_FLIGHT = (16, 64, 200, 500, 2000)
@@ -83,8 +82,7 @@ def by_batches(producer: Producer, count: int) -> None:
 def by_key(producer: Producer, count: int) -> None:
     """Send by key; keys may move."""
     messages = [Message("orders", b"x", sharding_key=str(key)) for key in range(count)]
-    futures = [producer.send_async(message) for message in messages]
-    assert all(future.result(120) for future in futures)
+    assert all(future.result(120) for future in map(producer.send_async, messages))
 
 
 Mode = Callable[[Producer, int], None]
@@ -99,15 +97,10 @@ MODES: dict[str, tuple[Mode, dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-cluster = scripted_cluster(orders=4)
-
-
 @pytest.mark.parametrize("fault", ["late", "error", "frozen"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_bad_broker_gets_nothing_new(
-    cluster: FakeCluster, make_producer: Callable[..., Producer], mode: str, fault: str
-) -> None:
-    send, options, counts = MODES[mode]
+def test_a_bad_broker_gets_nothing_new(cluster, make_producer, mode, fault):
+    send_all, options, counts = MODES[mode]
     bad, well = cluster.brokers
     producer = make_producer(**LONG, **options)
     for broker in cluster.brokers:
@@ -116,7 +109,7 @@ def test_a_bad_broker_gets_nothing_new(
     before = sends(bad)
     well.on_send(Delay(20), times=None)
     for count in counts:
-        send(producer, count)
+        send_all(producer, count)
     if fault == "frozen":
         bad.thaw()
         stuck.result(60)
@@ -125,18 +118,14 @@ def test_a_bad_broker_gets_nothing_new(
     assert sends(well) > len(counts)
 
 
-def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(
-    cluster: FakeCluster, make_engine: Callable[..., Any]
-) -> None:
+def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(cluster, make_engine):
     """A request waits for its share of the time: the first of three attempts has a third."""
     bad, busy = cluster.brokers
     engine = make_engine(**{**LONG, "faultTable": "9s:10m", "suspectAfterMs": 60_000})
     for broker in cluster.brokers:
-        engine.submit(request("warm", queue=queue_of(broker)))
-        engine.drain()
+        send(engine, "warm", queue=queue_of(broker))
     bad.on_send(Answer(1, "an error"))
-    engine.submit(request("bad", queue=queue_of(bad), attempts=1))
-    engine.drain()
+    send(engine, "bad", queue=queue_of(bad), attempts=1)
     before, inside = sends(bad), engine.brokers.of(busy.name)
     inside.in_flight += 4
     inside.busy(0.0, engine.clock())
@@ -149,10 +138,8 @@ def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(
     assert sends(bad) == before
     busy.on_send(Delay(3000), times=None)
     places, began_s = int(inside.window.limit), engine.clock()
-    for number in range(places + 10):
-        engine.submit(request(number, timeout_s=6.0))
-    while sends(bad) == before and engine.pending:
-        engine.drive()
+    submit(engine, places + 10, timeout_s=6.0)
+    drive_until(engine, lambda: sends(bad) > before or not engine.pending)
     waited_s = engine.clock() - began_s
     assert all(completion.outcome.delivered for completion in engine.drain())
     assert waited_s > 1.9, "its share of the time was not over"

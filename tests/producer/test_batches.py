@@ -116,9 +116,8 @@ def test_a_batch_has_no_more_messages_than_brokers_count(
         for future in [producer.send_async(message) for message in messages]:
             future.result(10)
     else:
-        assert [len(result.message_id.split(",")) for result in producer.send_batch(messages)] == [
-            3, 3, 2,
-        ]  # fmt: skip
+        results = producer.send_batch(messages)
+        assert [len(result.message_id.split(",")) for result in results] == [3, 3, 2]
     sends = cluster.requests(RequestCode.SEND_BATCH_MESSAGE)
     counts = [len(list(iter_batch(frame.body))) for frame in sends]
     assert max(counts) == 3

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,9 +35,8 @@ cluster = scripted_cluster(1, orders=4)
 @pytest.mark.parametrize("is_long", [True, False])
 def test_a_message_that_cannot_be_encoded_takes_no_batch_with_it(cluster, monkeypatch, is_long):
     # The bad message joins the batch of the good ones, however busy the machine is.
-    with Producer(
-        nameServer=cluster.name_server, autoBatch="10ms" if is_long else "30m"
-    ) as producer:
+    automatic = "10ms" if is_long else "30m"
+    with Producer(nameServer=cluster.name_server, autoBatch=automatic) as producer:
         good = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
         bad = Message("orders", b"body", message_id="i" * 33_000)
         if is_long:
@@ -77,11 +77,9 @@ def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
 
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
-            called = []
-            future = producer.send_async(
-                Message("orders", b"body"), lambda *end: called.append(end)
-            )
-            assert future.done() and called == [(future.result(), None)]
+            ends = []
+            future = producer.send_async(Message("orders", b"body"), lambda *end: ends.append(end))
+            assert future.done() and ends == [(future.result(), None)]
             if "enableTrace" in options:
                 assert len(cluster.messages("RMQ_SYS_TRACE_TOPIC")) == 1
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
@@ -121,13 +119,11 @@ class Seen(SendHook):
 
 
 def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
-    hook = Seen()
+    hook, queue = Seen(), MessageQueue("orders", "broker-a", 99)
     with Producer(nameServer=cluster.name_server) as producer:
         producer.add_hook(hook)
         with pytest.raises(RejectedError):
-            producer.send_oneway(
-                Message("orders", b"body"), queue=MessageQueue("orders", "broker-a", 99)
-            )
+            producer.send_oneway(Message("orders", b"body"), queue=queue)
     assert hook.calls == ["before", "after"]
 
 
@@ -140,18 +136,15 @@ def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_
     assert {message.body for message in cluster.messages("orders")} == {b"0", b"1", b"2"}
 
 
-def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster):
+def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster, make_producer):
     cluster.on_route(Drop(), times=None)
-    ways = ({"selector": lambda queues, message, arg: queues[0]}, {})
-    with Producer(
-        nameServer=cluster.name_server, ordering="strict", sendMsgTimeout=60_000
-    ) as producer:
-        for way in ways:
-            message = Message("orders", b"body", sharding_key=None if way else "key")
-            with pytest.raises(NotSentError):
-                producer.send(message, timeout_ms=200, **way)
+    producer = make_producer(ordering="strict", sendMsgTimeout=60_000)
+    for way in ({"selector": lambda queues, message, arg: queues[0]}, {}):
+        message = Message("orders", b"body", sharding_key=None if way else "key")
         with pytest.raises(NotSentError):
-            producer.request(Message("orders", b"body"), timeout_s=0.2)
+            producer.send(message, timeout_ms=200, **way)
+    with pytest.raises(NotSentError):
+        producer.request(Message("orders", b"body"), timeout_s=0.2)
 
 
 @pytest.fixture
@@ -168,29 +161,21 @@ def test_a_oneway_message_is_not_lost_when_its_broker_is_suspected(cluster, full
     """What no byte was sent of is sent again, here to the same broker."""
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(Message("orders", b"first"))
-        session, ends = producer._session, []
+        engine, (broker,) = producer._session.engine, cluster.brokers
         full.set()
-
-        def send():
-            producer.send_oneway(Message("orders", b"oneway"))
-            ends.append(True)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        engine = session.engine
-        channel = engine.client.peek(cluster.brokers[0].address)
-        until(lambda: channel.write_queue)
-        session.driver.call(
-            lambda: engine.flow.move_unsent(cluster.brokers[0].name, engine.clock()) or True
-        )
-        assert not ends
-        full.clear()
-        sender.join(WAIT_S)
-        assert ends
+        with ThreadPoolExecutor(1) as threads:
+            sending = threads.submit(producer.send_oneway, Message("orders", b"oneway"))
+            channel = engine.client.peek(broker.address)
+            until(lambda: channel.write_queue)
+            producer._session.driver.call(
+                lambda: engine.flow.move_unsent(broker.name, engine.clock()) or True
+            )
+            assert not sending.done()
+            full.clear()
+            sending.result(WAIT_S)
         producer.send(Message("orders", b"last"))
-    assert [message.body for message in cluster.messages("orders")] == [
-        b"first", b"oneway", b"last",
-    ]  # fmt: skip
+    bodies = [message.body for message in cluster.messages("orders")]
+    assert bodies == [b"first", b"oneway", b"last"]
 
 
 def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster, full):
@@ -280,8 +265,6 @@ def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
 def test_errors_of_a_batch_are_one_for_each_message(cluster):
     cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "no"), times=None)
     with Producer(nameServer=cluster.name_server, autoBatch=True) as producer:
-        errors = [
-            future.exception(WAIT_S)
-            for future in [producer.send_async(Message("orders", b"body")) for _ in range(3)]
-        ]
+        futures = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
+        errors = [future.exception(WAIT_S) for future in futures]
     assert len(set(map(id, errors))) == 3 and {type(error) for error in errors} == {type(errors[0])}

@@ -11,6 +11,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.stored import StoredMessage, encode_stored
+from tests.producer.test_request_reply import reply_frame
 from tests.producer.waiting import until
 
 COUNT = 3000
@@ -22,12 +23,7 @@ def bad_frame(_: int) -> Frame:
 
 
 def late_reply(_: int) -> Frame:
-    ext = {
-        "producerGroup": "g", "topic": "FakeCluster_REPLY_TOPIC", "queueId": "0", "sysFlag": "0",
-        "bornTimestamp": "1", "storeTimestamp": "2", "flag": "0",
-        "properties": f"CORRELATION_ID\x01{HOSTILE}\x02MSG_TYPE\x01reply\x02",
-    }  # fmt: skip
-    return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, b"x")
+    return reply_frame(HOSTILE)
 
 
 def foreign_check(number: int) -> Frame:

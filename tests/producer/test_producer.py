@@ -30,7 +30,7 @@ from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.codes import PermName, RequestCode
-from tests.producer.waiting import until
+from tests.producer.waiting import in_threads, until
 
 
 def test_send_writes_all_fields_of_the_message(cluster, make_producer):
@@ -103,26 +103,18 @@ def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
 
 
 def test_many_threads_share_it(cluster, make_producer, monkeypatch):
-    monkeypatch.setattr(
-        engine_thread, "_IDLE_S", 1000.0
-    )  # A thread that is not woken sleeps for ever.
-    producer = make_producer()
-    acks = []
+    # A thread that is not woken sleeps for ever.
+    monkeypatch.setattr(engine_thread, "_IDLE_S", 1000.0)
+    producer, ids = make_producer(), []
 
     def work(worker):
         for number in range(40):
-            acks.append((worker, producer.send(Message("orders", b"%d-%d" % (worker, number)))))
+            ids.append(producer.send(Message("orders", b"%d-%d" % (worker, number))).message_id)
 
-    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(acks) == 240, [thread.is_alive() for thread in threads]
-    assert len({ack.message_id for _, ack in acks}) == 240
-    assert {m.body for m in cluster.messages("orders")} == {
-        b"%d-%d" % (w, n) for w in range(6) for n in range(40)
-    }
+    in_threads(6, work)
+    assert len(ids) == len(set(ids)) == 240
+    bodies = {b"%d-%d" % (worker, number) for worker in range(6) for number in range(40)}
+    assert {message.body for message in cluster.messages("orders")} == bodies
 
 
 def test_threads_do_not_wait_for_one_slow_answer(cluster, make_producer):
@@ -159,8 +151,7 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     for broker in cluster.brokers:
         broker.is_master = False
         broker.on_send(Drop(), times=None)
-    masters = [lambda one=broker: setattr(one, "is_master", True) for broker in cluster.brokers]
-    timer = threading.Timer(2.5, lambda: [appoint() for appoint in masters])
+    timer = threading.Timer(2.5, lambda: [setattr(b, "is_master", True) for b in cluster.brokers])
     timer.start()
     producer, began_s = make_producer(sendMsgTimeout=4000), time.monotonic()
     send = producer.send if how == "sync" else producer.send_async
@@ -203,15 +194,6 @@ def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
         for _ in range(4):
             with suppress(UnwrittenError):
                 producer.send_oneway(Message("orders", b"two"))
-
-
-def test_oneway_is_stored(cluster, make_producer):
-    producer = make_producer()
-    for number in range(5):
-        producer.send_oneway(Message("orders", b"%d" % number))
-    producer.send(Message("orders", b"after"))
-    frames = cluster.requests(RequestCode.SEND_MESSAGE_V2)
-    assert sum(f.is_oneway for f in frames) == 5
 
 
 def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
@@ -269,6 +251,7 @@ def test_oneway_goes_where_send_goes(cluster, make_producer, ordering):
     chosen = next(queue for queue in queues if queue != home)
     producer.send_oneway(Message("orders", b"y"), selector=lambda qs, m, arg: arg, arg=chosen)
     until(lambda: len(cluster.messages("orders")) == 6)
+    assert sum(f.is_oneway for f in cluster.requests(RequestCode.SEND_MESSAGE_V2)) == 5
     for queue, count in ((home, 5), (chosen, 1)):
         stored = cluster.broker(queue.broker_name).store.messages("orders")
         assert sum(m.queue_id == queue.queue_id for m in stored) == count
@@ -290,13 +273,8 @@ def look_up(producer, topic):
     driver, engine = producer._session.driver, producer._session.engine
     driver.call(lambda: engine.routes.refresh(topic, engine.clock()) or True)
 
-    def has_answer():
-        return (
-            driver.read(lambda: [engine.routes.get(topic, engine.clock())])
-            and driver.read(lambda: [not engine.routes.fetching(topic)])[0]
-        )
-
-    until(has_answer)
+    driver.read(lambda: [engine.routes.get(topic, engine.clock())])
+    until(lambda: driver.read(lambda: [not engine.routes.fetching(topic)])[0])
 
 
 @pytest.mark.parametrize(
@@ -387,10 +365,9 @@ def test_closed_is_closed(cluster, make_producer):
     producer.send(Message("orders", b"x"))
     producer.close()
     producer.close()
-    with pytest.raises(ProducerClosedError):
-        producer.send(Message("orders", b"x"))
-    with pytest.raises(ProducerClosedError):
-        producer.send_async(Message("orders", b"x"))
+    for call in (producer.send, producer.send_async, producer.send_oneway):
+        with pytest.raises(ProducerClosedError):
+            call(Message("orders", b"x"))
     with pytest.raises(ProducerClosedError):
         producer.fetch_publish_message_queues("orders")
 
@@ -410,9 +387,7 @@ def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make_producer):
     cluster.on_send(Drop(), times=None)
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
     producer.close(0.3)
-    for future in futures:
-        assert future.done()
-        assert future.exception().outcome is Outcome.UNKNOWN
+    assert all(f.done() and f.exception().outcome is Outcome.UNKNOWN for f in futures)
 
 
 def test_requests_are_signed_with_references_resolved_late(
@@ -431,14 +406,10 @@ def test_requests_are_signed_with_references_resolved_late(
 @pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
 def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
     """The remarks are in the form of 5.5.0 and of 4.9.7."""
-    remark = (
-        "User:canary-user is not found, canary-secret, canary-token, signature of accessKey "
-        "canary-user"
-    )
-    cluster.on_send(Answer(16, remark), times=None)
-    names = ("accessKey", "secretKey", "securityToken")
     values = ("canary-user", "canary-secret", "canary-token")
-    keys = dict(zip(names, values, strict=True))
+    remark = "User:{0} is not found, {1}, {2}, signature of accessKey {0}".format(*values)
+    cluster.on_send(Answer(16, remark), times=None)
+    keys = dict(zip(("accessKey", "secretKey", "securityToken"), values, strict=True))
     if mode == "rotated":
         keys = {"credentials": lambda: Credentials(*values)}
     producer = make_producer(**keys)

@@ -1,6 +1,6 @@
 """Request-reply and recall."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,33 +28,31 @@ def producer(cluster):
         yield one
 
 
-def push(broker, correlation_id, body=b"pong"):
+def reply_frame(correlation_id, body=b"pong"):
     ext = {
         "producerGroup": "g", "topic": "FakeCluster_REPLY_TOPIC", "queueId": "0", "sysFlag": "0",
         "bornTimestamp": "1", "storeTimestamp": "2", "flag": "0",
         "properties": f"CORRELATION_ID\x01{correlation_id}\x02MSG_TYPE\x01reply\x02",
     }  # fmt: skip
-    frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, body)
-    frame.opaque = 77
-    broker.send_request(frame)
+    return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, body, opaque=77)
+
+
+def push(broker, correlation_id):
+    broker.send_request(reply_frame(correlation_id))
 
 
 def test_a_reply_comes_from_any_broker(cluster, producer):
-    replies = []
-    asking = threading.Thread(
-        target=lambda: replies.append(producer.request(Message("orders", b"ping"), 5.0))
-    )
-    asking.start()
-    until(lambda: cluster.messages("orders"))
-    (asked,) = cluster.messages("orders")
-    assert asked.properties["REPLY_TO_CLIENT"] == producer._session.engine.identity.client_id
-    assert asked.properties["TTL"] == "5000"
-    for broker in cluster.brokers:  # All brokers know the client that asks.
-        until(lambda: any(f.code == RequestCode.HEART_BEAT for f in broker.requests))  # noqa: B023
-    other = next(b for b in cluster.brokers if not b.store.messages("orders"))
-    push(other, asked.properties["CORRELATION_ID"])
-    asking.join(5)
-    assert [reply.body for reply in replies] == [b"pong"]
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(producer.request, Message("orders", b"ping"), 5.0)
+        until(lambda: cluster.messages("orders"))
+        (asked,) = cluster.messages("orders")
+        assert asked.properties["REPLY_TO_CLIENT"] == producer._session.engine.identity.client_id
+        assert asked.properties["TTL"] == "5000"
+        for broker in cluster.brokers:  # All brokers know the client that asks.
+            until(lambda b=broker: any(f.code == RequestCode.HEART_BEAT for f in b.requests))
+        other = next(b for b in cluster.brokers if not b.store.messages("orders"))
+        push(other, asked.properties["CORRELATION_ID"])
+        assert asking.result(5).body == b"pong"
     until(lambda: any(f.is_response and f.opaque == 77 for f in other.requests))
 
 
@@ -80,18 +78,18 @@ def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):
 @pytest.mark.parametrize("namespace", ["", "ns"])
 def test_the_replier_answers_what_it_received(cluster, namespace):
     cluster.create_topic("ns%orders", 4)
-    replies, options = [], {"nameServer": cluster.name_server, "namespace": namespace}
-    with Producer(**options, producerGroup="asks") as asker, Producer(**options) as replier:
+    options = {"nameServer": cluster.name_server, "namespace": namespace}
+    with (
+        Producer(**options, producerGroup="asks") as asker,
+        Producer(**options) as replier,
+        ThreadPoolExecutor(1) as threads,
+    ):
         topic = asker._session.builder.topic("orders")
-        asking = threading.Thread(
-            target=lambda: replies.append(asker.request(Message("orders", b"ping"), 60.0))
-        )
-        asking.start()
+        asking = threads.submit(asker.request, Message("orders", b"ping"), 60.0)
         until(lambda: cluster.messages(topic))
         (asked,) = cluster.messages(topic)
         sent = replier.reply(asked, b"pong", keys=["k"], properties={"x": "1"})
-        asking.join(60)
-    (reply,) = replies
+        reply = asking.result(60)
     assert sent.queue.topic == reply.topic == "FakeCluster_REPLY_TOPIC"
     assert reply.body == b"pong" and reply.properties["x"] == "1"
     kept = {name: asked.properties[name] for name in ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")}
@@ -99,12 +97,15 @@ def test_the_replier_answers_what_it_received(cluster, namespace):
     assert asker.late_replies == 0
 
 
-def test_a_reply_needs_a_request(cluster, producer):
-    request = {"CLUSTER": "FakeCluster", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "c"}
-    for name in request:
+RECEIVED = {"CLUSTER": "FakeCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": "10.0.0.1@7"}
+"""The properties of a request as its consumer gets them."""
+
+
+def test_a_reply_needs_a_request(producer):
+    for name in RECEIVED:
         with pytest.raises(MessageError, match=name):
-            producer.reply({key: value for key, value in request.items() if key != name}, b"x")
-    assert producer.reply(request, b"x").queue.topic == "FakeCluster_REPLY_TOPIC"
+            producer.reply({key: value for key, value in RECEIVED.items() if key != name}, b"x")
+    assert producer.reply(RECEIVED, b"x").queue.topic == "FakeCluster_REPLY_TOPIC"
 
 
 def test_recall_takes_a_timed_message_back(cluster, producer):
@@ -150,19 +151,10 @@ def test_a_callback_may_ask(cluster, producer):
 
     producer.send_async(Message("orders", b"first"), ask)
     until(lambda: len(cluster.messages("orders")) == 2)
-    properties = next(
-        message.properties
-        for message in cluster.messages("orders")
-        if "CORRELATION_ID" in message.properties
-    )
-    push(cluster.brokers[0], properties["CORRELATION_ID"])
+    (asked,) = [m for m in cluster.messages("orders") if "CORRELATION_ID" in m.properties]
+    push(cluster.brokers[0], asked.properties["CORRELATION_ID"])
     until(lambda: answers)
     assert answers[0].body == b"pong"
-
-
-def received(client_id):
-    """Return the properties of a request as its consumer gets them."""
-    return {"CLUSTER": "FakeCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": client_id}
 
 
 @pytest.mark.parametrize(
@@ -177,10 +169,9 @@ def test_a_requester_that_is_gone_is_no_brokers_fault(cluster, producer, remark,
     cluster.create_topic("FakeCluster_REPLY_TOPIC", 1)
     cluster.on_send(Answer(ResponseCode.SYSTEM_ERROR, remark), times=None)
     with pytest.raises(error):
-        producer.reply(received("10.0.0.1@7"), b"pong")
+        producer.reply(RECEIVED, b"pong")
     code = RequestCode.SEND_REPLY_MESSAGE_V2
     counts = [[frame.code for frame in broker.requests].count(code) for broker in cluster.brokers]
     assert sum(counts) == asked and max(counts) == 1
-    assert not producer.isolations() and all(
-        health.available for health in producer.broker_health()
-    )
+    assert not producer.isolations()
+    assert all(health.available for health in producer.broker_health())

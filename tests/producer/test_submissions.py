@@ -1,6 +1,7 @@
 """Asynchronous sends are handed over without a lock: none is lost, overtaken or left waiting."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +11,7 @@ from rocket_sink.producer import engine_thread
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Delay, Drop
-from tests.producer.waiting import until
+from tests.producer.waiting import in_threads, until
 
 BODY = b"x" * 20_000
 """A body too large to be handed over without the lock."""
@@ -32,16 +33,10 @@ def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypat
 
     def send(worker):
         for number in range(100):
-            producer.send_async(
-                Message("orders", b"%d-%d" % (worker, number)), lambda *end: ends.append(end)
-            )
+            message = Message("orders", b"%d-%d" % (worker, number))
+            producer.send_async(message, lambda *end: ends.append(end))
 
-    threads = [threading.Thread(target=send, args=(worker,), daemon=True) for worker in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    in_threads(3, send)
     producer.close(20)
     assert len(ends) == 300 and all(error is None for _, error in ends)
     assert len({message.body for message in cluster.messages("orders")}) == 300
@@ -67,14 +62,12 @@ def test_places_are_given_in_the_order_of_arrival(cluster, make_producer):
 
     send(0)
     broker.freeze()
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(1, 8)]
     line = producer._session.driver.thread.queue.requests
-    for waiting, thread in enumerate(threads):
-        thread.start()
-        until(lambda count=waiting: len(line) == count and producer._session.engine.pending == 1)
-    broker.thaw()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(7) as threads:
+        for waiting in range(7):
+            threads.submit(send, waiting + 1)
+            until(lambda n=waiting: len(line) == n and producer._session.engine.pending == 1)
+        broker.thaw()
     stored = sorted(cluster.messages("orders"), key=lambda message: message.queue_offset)
     assert [int(message.body) for message in stored] == list(range(8))
 
@@ -139,28 +132,20 @@ def test_the_time_before_the_engine_takes_it_counts(make_engine):
 def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
     cluster.on_send(Drop(), times=10_000)
     producer = make_producer(maxInFlight=8, sendMsgTimeout=60_000)
-    started = threading.Event()
-    futures, refused = [], []
+    started, futures = threading.Event(), []
 
     def send():
         for number in range(1000):
-            try:
-                futures.append(producer.send_async(Message("orders", b"%d" % number)))
-            except (ProducerClosedError, WindowFullError) as error:
-                refused.append(error)
-                return
+            futures.append(producer.send_async(Message("orders", b"%d" % number)))
             if number == 3:
                 started.set()
 
-    threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    assert started.wait(60)
-    producer.close(0.1)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert len(refused) == 2
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(send) for _ in range(2)]
+        assert started.wait(60)
+        producer.close(0.1)
+        for end in ends:
+            assert isinstance(end.exception(60), (ProducerClosedError, WindowFullError))
     for future in futures:
         assert future.exception(60) is not None
 

@@ -19,6 +19,16 @@ def until(
         time.sleep(poll_s)
 
 
+def in_threads(count: int, work: Callable[[int], object], timeout_s: float = 60.0) -> None:
+    """Run `work(number)` in so many threads at once; fail if one has not ended in time."""
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 @contextmanager
 def held(producer: Producer) -> Iterator[None]:
     """Hold the producer's thread in a call, so that requests wait in its queue."""

@@ -51,9 +51,7 @@ def bad(faults, name, now_s=NOW, latency_ms=1.0, reachable=False, rank=FAILING):
 
 @pytest.mark.parametrize(
     ("profile", "latency_ms", "duration_ms"),
-    [("5.x", *line) for line in FIVE]
-    + [("4.x", *line) for line in FOUR]
-    + [("10:0,50:50", 60, 50)],
+    [(profile, *line) for profile, lines in TABLES.items() for line in lines],
 )
 def test_c34_c35_c37_every_boundary_of_both_tables_and_of_an_own_one(
     profile, latency_ms, duration_ms

@@ -11,9 +11,9 @@ from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.routing.fault_views import isolate
-from tests.routing.infos import info_of
+from tests.routing.infos import info_of, static_info
 
 NOW_S = 1000.0
 
@@ -166,13 +166,7 @@ def test_brokers_without_a_master_are_never_chosen():
 
 
 def test_static_topics_use_the_broker_that_hosts_the_queue():
-    mapping = {
-        "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 3: 1}),
-        "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),
-    }
-    hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
-    info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
-    brokers = make()
+    info, brokers = static_info(b1={0: 0, 3: 1}, b2={1: 0, 2: 1}), make()
     isolate(brokers, "b2", NOW_S, reachable=True)
     ranking = brokers.ranking(info, NOW_S)
     chosen = [ranking.take(1) for _ in range(8)]

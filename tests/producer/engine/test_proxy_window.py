@@ -2,16 +2,13 @@
 (AbstractRemotingActivity.writeResponse, and Netty's default high-water mark).
 """
 
-from collections.abc import Callable
-
 import pytest
 
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.testing import Drop, FakeCluster
+from rocket_sink.testing import Drop
 from rocket_sink.testing.script import is_send
+from tests.producer.conftest import drive_until
 from tests.producer.engine.test_two_proxies import ScriptedProxy
-from tests.producer.waiting import until
 
 _HIGH_WATER = 64 << 10
 
@@ -22,21 +19,13 @@ def answer_bytes(messages: int) -> int:
     return 230 + 57 * messages if messages > 1 else 420
 
 
-@pytest.fixture
-def proxy(cluster: FakeCluster, closing: Callable[..., ScriptedProxy]) -> ScriptedProxy:
-    return closing(ScriptedProxy(cluster))
-
-
 @pytest.mark.parametrize(
     ("messages", "arrive"),
     [([1] * 300, 120), ([500] * 9, 2), ([4000] * 3, 1), ([1] * 70 + [500, 4000] + [1] * 80, 120)],
     ids=["singles", "batches", "large batches", "both"],
 )
-def test_a_proxy_has_room_for_all_answers(
-    cluster: FakeCluster, proxy: ScriptedProxy, make_engine: Callable[..., SendEngine],
-    messages: list[int], arrive: int,
-) -> None:  # fmt: skip
-    broker = cluster.brokers[0]
+def test_a_proxy_has_room_for_all_answers(cluster, closing, make_engine, messages, arrive):
+    proxy, broker = closing(ScriptedProxy(cluster)), cluster.brokers[0]
     broker.on_send(Drop(), times=None)
     engine = make_engine(nameServer=proxy.front.address, sendMsgTimeout=90_000)
     engine.publish_info("orders")
@@ -45,13 +34,9 @@ def test_a_proxy_has_room_for_all_answers(
             SendRequest("orders", b"x" * count, message_count=count, batch=count > 1, token=count)
         )
 
-    def sent() -> list[int]:
+    def sent():
         return [len(frame.body) for frame in broker.requests if is_send(frame)]
 
-    def all_arrived() -> bool:
-        engine.drive()
-        return len(sent()) + engine.flow.waiting.size == len(messages)
-
-    until(all_arrived)
+    drive_until(engine, lambda: len(sent()) + engine.flow.waiting.size == len(messages))
     assert len(sent()) == arrive
     assert len(sent()) == 1 or sum(map(answer_bytes, sent())) < _HIGH_WATER

@@ -1,5 +1,6 @@
 """The mapped store: shared by processes, and safe against writers that die half-way."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -20,8 +21,8 @@ OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
 FORK = multiprocessing.get_context("fork")
 
 
-def open_in(path) -> SharedBrokerState:
-    return SharedBrokerState.open(OPTIONS, directory=str(path))
+def open_in(path, options=OPTIONS) -> SharedBrokerState:
+    return SharedBrokerState.open(options, directory=str(path))
 
 
 def elsewhere(path) -> SharedBrokerState:
@@ -154,11 +155,8 @@ def test_the_longest_names_have_a_place(tmp_path):
 
 def test_other_name_servers_have_another_file(tmp_path):
     open_in(tmp_path)["a"] = FaultItem("a")
-    other = SharedBrokerState.open(SinkOptions.parse(nameServer="h3:9876"), directory=str(tmp_path))
-    assert other.get("a") is None
-    same = SharedBrokerState.open(
-        SinkOptions.parse(nameServer="h2:9876;h1:9876"), directory=str(tmp_path)
-    )
+    assert open_in(tmp_path, SinkOptions.parse(nameServer="h3:9876")).get("a") is None
+    same = open_in(tmp_path, SinkOptions.parse(nameServer="h2:9876;h1:9876"))
     assert same.get("a") == FaultItem("a")
 
 
@@ -179,13 +177,12 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
             os.utime(folder, (0, 0))
     own = local_directory()
     assert own.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and own.is_dir()
-    assert {name for name, folder in folders.items() if folder.exists()} == {
-        "alive", "young", "other", "stranger"
-    }  # fmt: skip
+    kept = {name for name, folder in folders.items() if folder.exists()}
+    assert kept == {"alive", "young", "other", "stranger"}
 
 
 def test_in_process_when_the_directory_cannot_be_written():
-    store = SharedBrokerState.open(OPTIONS, directory="/proc/nowhere")
+    store = open_in("/proc/nowhere")
     store["a"] = FaultItem("a")
     assert store.get("a") == FaultItem("a")
     store.put_route("t", b"x", 1.0)
@@ -237,9 +234,7 @@ def test_a_full_table_refuses(tmp_path):
 
 def _write_for_ever(path):
     _, table = _table(path)
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count():
         table.put("hot", b"%08d" % number * 20)
 
 
@@ -296,12 +291,10 @@ def test_one_engine_avoids_what_another_found_out(tmp_path, cluster, make_engine
     for number in range(8):
         assert send(first, number).outcome.delivered
     time.sleep(2 * VIEW_S)
-    name = cluster.brokers[0].name
-    assert not is_well(first, name)
-    assert not is_well(second, name)
+    for engine in (first, second):
+        assert not is_well(engine, cluster.brokers[0].name)
     for number in range(16):
-        completion = send(second, number)
-        assert len(completion.attempts) == 1, "it tried the dead broker itself"
+        assert len(send(second, number).attempts) == 1, "it tried the dead broker itself"
 
 
 def test_a_new_worker_starts_with_the_route(tmp_path, cluster, make_engine):
@@ -313,8 +306,7 @@ def test_a_new_worker_starts_with_the_route(tmp_path, cluster, make_engine):
 
 def test_the_fault_table_works_on_it(tmp_path):
     table = FaultTable(store=open_in(tmp_path))
-    event = table.update("broker-a", 0.0, 100.0, rank=FAILING, reachable=False, cause="CONNECT")
-    assert event is not None
+    assert table.update("broker-a", 0.0, 100.0, rank=FAILING, reachable=False, cause="CONNECT")
     other = FaultTable(store=open_in(tmp_path))
     assert not is_available(other, "broker-a", 105.0) and is_available(other, "broker-a", 111.0)
     assert not is_reachable(other, "broker-a")

@@ -35,6 +35,10 @@ class ScriptedProxy:
         self.front.freeze()
         self.back.freeze()
 
+    def thaw(self) -> None:
+        self.front.thaw()
+        self.back.thaw()
+
     def close(self) -> None:
         self.front.close()
         self.back.close()
@@ -65,8 +69,7 @@ def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy
         assert {future.result().outcome for future in later} == {Outcome.ACKED}
         assert not stuck[0].done()
         for proxy in proxies:
-            proxy.front.thaw()
-            proxy.back.thaw()
+            proxy.thaw()
         assert {future.result(60).outcome for future in stuck} == {Outcome.ACKED}
 
 
@@ -77,9 +80,7 @@ def test_messages_wait_for_the_route_of_the_other_proxy(proxies: list[ScriptedPr
         assert {future.result(60).outcome for future in futures} == {Outcome.ACKED}
 
 
-def test_a_failed_look_up_is_repeated_while_all_brokers_are_silent(
-    proxies: list[ScriptedProxy],
-) -> None:
+def test_a_failed_look_up_is_repeated_while_all_brokers_are_silent(proxies):
     with Producer(nameServer=servers(proxies), sendMsgTimeout=90_000) as producer:
         frozen = in_use(producer, proxies)
         frozen.freeze()
@@ -93,5 +94,4 @@ def test_a_failed_look_up_is_repeated_while_all_brokers_are_silent(
         # After 30 s the next regular look-up follows, and an attempt's share of the time is over.
         until(lambda: stuck[-1].done(), 15)
         assert stuck[-1].result().outcome is Outcome.ACKED
-        frozen.front.thaw()
-        frozen.back.thaw()
+        frozen.thaw()
