@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,34 +21,36 @@ SLEEP = "import time; time.sleep(60)"
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Return a function that starts a process with a mark."""
     started: list[subprocess.Popen[bytes]] = []
-    yield started
+
+    def begin(mark: str = "m1") -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", SLEEP, f"-D{MARK_PROPERTY}={mark}"]
+        process = subprocess.Popen(command, start_new_session=True)
+        started.append(process)
+        # The child shows this process's command line until its exec is done.
+        while command[-1] not in psutil.Process(process.pid).cmdline():
+            time.sleep(0.01)
+        return process
+
+    yield begin
     for process in started:
         process.kill()
         process.wait()
 
 
-def start(processes: list[subprocess.Popen[bytes]], mark: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", SLEEP, f"-D{MARK_PROPERTY}={mark}"]
-    process = subprocess.Popen(command, start_new_session=True)
-    processes.append(process)
-    # The child shows this process's command line until its exec is done.
-    while f"-D{MARK_PROPERTY}={mark}" not in psutil.Process(process.pid).cmdline():
-        time.sleep(0.01)
-    return process
-
-
-def write_state(home: Path, *nodes: NodeState) -> ClusterState:
-
+def write_state(home: Path, *pids: int) -> ClusterState:
+    """Write the state of a name server and of brokers with these process ids."""
+    nodes = tuple(map(node, ("name-server", "broker-a"), pids))
     state = ClusterState(home, "5.3.3", nodes)
     plain = {"version": "5.3.3", "nodes": [asdict(node) for node in nodes]}
     (home / _STATE_FILE).write_text(json.dumps(plain))
     return state
 
 
-def node(name: str, pid: int, mark: str) -> NodeState:
-    return NodeState(name, "127.0.0.1:1", pid, 0.0, mark)
+def node(name: str, pid: int) -> NodeState:
+    return NodeState(name, "127.0.0.1:1", pid, 0.0, "m1")
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -59,13 +61,9 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
-def test_down_ends_what_up_started_and_is_safe_to_repeat(
-    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
-) -> None:
-    server, broker = start(processes, "m1"), start(processes, "m1")
-    state = write_state(
-        tmp_path, node("name-server", server.pid, "m1"), node("broker-a", broker.pid, "m1")
-    )
+def test_down_ends_what_up_started_and_is_safe_to_repeat(tmp_path, start):
+    server, broker = start(), start()
+    state = write_state(tmp_path, server.pid, broker.pid)
     assert status(tmp_path) == state
     assert state.running
     assert state.name_server == "127.0.0.1:1"
@@ -76,37 +74,30 @@ def test_down_ends_what_up_started_and_is_safe_to_repeat(
     assert down(tmp_path) is False
 
 
-def test_a_recycled_number_is_never_signalled(
-    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
-) -> None:
-    stranger = start(processes, "somebody-else")
-    write_state(tmp_path, node("name-server", stranger.pid, "m1"))
+def test_a_recycled_number_is_never_signalled(tmp_path, start):
+    stranger = start("somebody-else")
+    write_state(tmp_path, stranger.pid)
     assert status(tmp_path) is None
     assert down(tmp_path) is False
     assert stranger.poll() is None
     assert not (tmp_path / _STATE_FILE).exists()
 
 
-def test_a_frozen_process_counts_as_alive_and_can_be_ended(
-    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
-) -> None:
-    frozen = start(processes, "m1")
+def test_a_frozen_process_counts_as_alive_and_can_be_ended(tmp_path, start):
+    frozen = start()
     psutil.Process(frozen.pid).suspend()
-    write_state(tmp_path, node("name-server", frozen.pid, "m1"))
-    state = status(tmp_path)
-    assert state is not None and state.running
+    write_state(tmp_path, frozen.pid)
+    assert status(tmp_path).running
     assert down(tmp_path) is True
     assert frozen.wait(5) is not None
 
 
-def test_one_dead_process_shows(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    alive, dead = start(processes, "m1"), start(processes, "m1")
+def test_one_dead_process_shows(tmp_path, start):
+    alive, dead = start(), start()
     dead.kill()
     # The process is dead but stays a zombie, so its number still exists.
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-    state = write_state(
-        tmp_path, node("name-server", alive.pid, "m1"), node("broker-a", dead.pid, "m1")
-    )
+    state = write_state(tmp_path, alive.pid, dead.pid)
     assert status(tmp_path) is not None
     assert not state.running
     plain = state.to_dict()
@@ -120,35 +111,23 @@ def test_a_damaged_state_file_is_explained(tmp_path: Path) -> None:
         status(tmp_path)
 
 
-def test_a_start_that_was_cut_short_is_no_running_cluster(
-    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_was_cut_short_is_no_running_cluster(tmp_path, start, monkeypatch):
     """A SIGKILL of `up` leaves this state if only the name server had been started."""
-    server = start(processes, "m1")
-    state = ClusterState(tmp_path, "5.5.0", (node("name-server", server.pid, "m1"),), ready=False)
+    server = start()
+    state = ClusterState(tmp_path, "5.5.0", (node("name-server", server.pid),), ready=False)
     plain = {name: value for name, value in asdict(state).items() if name != "home"}
     (tmp_path / _STATE_FILE).write_text(json.dumps(plain))
     assert status(tmp_path) == state
     assert not state.running
 
-    class Again(Exception):
-        pass
-
-    def again(*_: object) -> None:
-        raise Again
-
-    monkeypatch.setattr(detached.Runtime, "make", again)
-    with pytest.raises(Again):
+    monkeypatch.setattr(detached.Runtime, "make", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         up(tmp_path)
     assert server.wait(5) is not None
 
 
-def test_what_a_running_cluster_does_not_have_is_told(
-    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
-) -> None:
-    server, broker = start(processes, "m1"), start(processes, "m1")
-    nodes = node("name-server", server.pid, "m1"), node("broker-a", broker.pid, "m1")
-    state = write_state(tmp_path, *nodes)
+def test_what_a_running_cluster_does_not_have_is_told(tmp_path, start):
+    state = write_state(tmp_path, start().pid, start().pid)
     messages: list[str] = []
     assert up(tmp_path, 1, version="5.3.3", progress=messages.append) == state
     assert not messages
@@ -158,9 +137,7 @@ def test_what_a_running_cluster_does_not_have_is_told(
     assert "4 queues each and TLS disabled" in messages[0]
 
 
-def test_the_state_file_of_another_user_is_not_to_be_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_file_of_another_user_is_not_to_be_deleted(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(13, "Permission denied")
 

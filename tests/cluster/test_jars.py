@@ -1,7 +1,6 @@
 """The jar cache: filled whole or not at all, checked, usable offline."""
 
 import hashlib
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,7 @@ class FakeRegistry:
         self.bodies: dict[str, list[bytes | None]] = {}
         self.rounds: list[list[str]] = []
 
-    def fetch(
-        self, java: Java, work: Path, artifacts: Sequence[Artifact], into: Path,
-        on_jar: Callable[[], None],
-    ) -> None:  # fmt: skip
+    def fetch(self, java, work, artifacts, into, on_jar) -> None:
         assert into.parent.parent == self.cache, "a rename is atomic on one file system only"
         self.rounds.append([a.name for a in artifacts])
         for artifact in artifacts:
@@ -82,17 +78,13 @@ def test_an_incomplete_cache_is_filled_again(tmp_path: Path, registry: FakeRegis
     assert len(registry.rounds) == 2
 
 
-def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
-    tmp_path: Path, registry: FakeRegistry
-) -> None:
+def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(tmp_path, registry):
     resolve(tmp_path)[1].write_bytes(b"another jar")
     assert [jar.read_bytes() for jar in resolve(tmp_path)] == [BODY] * 3
 
 
 @pytest.mark.parametrize(("whole", "checksums"), [(True, "sha1"), (False, "")])
-def test_what_no_lock_checks_the_registrys_checksums_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, checksums: str
-) -> None:
+def test_what_no_lock_checks_the_registrys_checksums_do(tmp_path, monkeypatch, whole, checksums):
     settings = tmp_path / "settings"
     java = java_that(tmp_path, f'cp "$4" {settings}')
     monkeypatch.delenv(jars.SETTINGS_ENV, raising=False)
@@ -104,9 +96,7 @@ def test_what_no_lock_checks_the_registrys_checksums_do(
     assert f'name="ivy.checksums" value="{checksums}"' in settings.read_text()
 
 
-def test_the_cache_folder_is_the_argument_then_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_folder_is_the_argument_then_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv(jars.CACHE_ENV, str(tmp_path / "env"))
     assert jars.cache_folder(tmp_path / "arg") == tmp_path / "arg"
     assert jars.cache_folder() == tmp_path / "env"
@@ -120,9 +110,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, registry: FakeRegistry) 
         resolve(tmp_path / "file")
 
 
-def test_the_users_own_ivy_settings_must_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_own_ivy_settings_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv(jars.SETTINGS_ENV, str(tmp_path / "none.xml"))
     with pytest.raises(ClusterError, match=jars.SETTINGS_ENV):
         jars.fetch_parts(JAVA, tmp_path / "work", ARTIFACTS, tmp_path, lambda: None)

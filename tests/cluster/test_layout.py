@@ -85,34 +85,24 @@ def test_acl_1_of_4x(runtime: Runtime) -> None:
     assert "--add-opens=java.base/java.lang=ALL-UNNAMED" in broker.spec.command
 
 
-def test_a_nearly_full_disk_still_takes_messages(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def disk(used: int) -> None:
+def test_a_nearly_full_disk_still_takes_messages(runtime, monkeypatch):
+    def delete_when(used):
         usage = SimpleNamespace(used=used << 30, free=(100 - used) << 30)
         monkeypatch.setattr(layout.shutil, "disk_usage", lambda _folder: usage)
+        return built(Wanted(), runtime).brokers[0].spec.settings["deleteWhen"]
 
-    disk(80)
-    assert "00" in built(Wanted(), runtime).brokers[0].spec.settings["deleteWhen"]
-    disk(93)
-    assert built(Wanted(), runtime).brokers[0].spec.settings["deleteWhen"] == "never"
-    disk(100)
+    assert "00" in delete_when(80)
+    assert delete_when(93) == "never"
     with pytest.raises(ClusterError, match="0 MiB left"):
-        built(Wanted(), runtime)
+        delete_when(100)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"brokers": 0}, "brokers=0"),
-        ({"tls": "on"}, "tls='on'"),
-        ({"tls_client_auth": "yes"}, "tls_client_auth='yes'"),
-        ({"queues": 0}, "queues=0"),
-    ],
+    ("name", "value"), [("brokers", 0), ("tls", "on"), ("tls_client_auth", "yes"), ("queues", 0)]
 )
-def test_what_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ClusterError, match=said):
-        replace(Wanted(), **changes)  # type: ignore[arg-type]
+def test_what_cannot_be_is_refused(name, value):
+    with pytest.raises(ClusterError, match=f"{name}={value!r}"):
+        replace(Wanted(), **{name: value})
 
 
 def test_broker_names() -> None:
@@ -174,9 +164,7 @@ def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None
         Runtime.make(Wanted(), home, None)
 
 
-def test_certificates_that_expire_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificates_that_expire_are_made_again(tmp_path, monkeypatch):
     """A home may outlive its certificates: brokers would start, and no client would trust them."""
     monkeypatch.setattr(tls, "_DAYS", "1")
     old = make_certificates(tmp_path).server_cert.read_bytes()

@@ -32,9 +32,7 @@ def test_addresses_that_are_made_of_a_port_are_changed_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("read_only", [0, 1, 2])
-def test_the_jar_is_written_once_beside_the_others(
-    read_only: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jar_is_written_once_beside_the_others(read_only, tmp_path, monkeypatch):
     """A new time of the file would make class data archives useless."""
     cache, home = tmp_path / "cache", tmp_path / "home"
     closed = [cache, home][:read_only]

@@ -34,10 +34,8 @@ def spec(folder: Path, script: str, settings: dict[str, str] | None = None) -> N
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
-    new_guard = Guard()
-    yield new_guard
-    new_guard.close()
+def guard(closing) -> Guard:
+    return closing(Guard())
 
 
 @pytest.fixture
@@ -88,9 +86,7 @@ def test_a_process_is_not_started_twice(node: Node) -> None:
         node.spawn()
 
 
-def test_the_users_java_options_do_not_reach_it(
-    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_java_options_do_not_reach_it(tmp_path, guard, monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
     script = "import os; print(os.environ.get('JAVA_TOOL_OPTIONS'), os.environ['CLASSPATH'])"
     node = Node(spec(tmp_path, script), guard.join)
@@ -134,10 +130,7 @@ def test_a_taken_port_has_its_own_error(tmp_path: Path, guard: Guard) -> None:
         node.wait_for(never_ready, 10)
 
 
-def test_closing_the_guard_ends_the_group(tmp_path: Path) -> None:
-    guard = Guard()
-    node = Node(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
-    node.spawn()
+def test_closing_the_guard_ends_the_group(node: Node, guard: Guard) -> None:
     guard.close()
     guard.close()
     until(lambda: not node.alive)
@@ -193,9 +186,7 @@ def test_the_probe_of_an_empty_port() -> None:
 
 
 @pytest.mark.parametrize(("error", "kept"), [(KeyboardInterrupt, 0), (ClusterError, 1)])
-def test_a_start_that_the_user_stops_leaves_no_folder(
-    error: type[BaseException], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_the_user_stops_leaves_no_folder(error, kept, tmp_path, monkeypatch):
     """A start that fails leaves its folder, because the logs are in it."""
 
     def stopped(*_: object) -> None:

@@ -5,7 +5,6 @@ import json
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -26,13 +25,7 @@ Ask = Callable[..., Frame]
 def ask(cluster: FakeCluster) -> Ask:
     """Return a function that asks broker-a."""
     client = Client(cluster.brokers[0].address)
-
-    def asked(code: RequestCode, /, **ext: Any) -> Frame:
-        answer = client.ask(Frame(code, {name: str(value) for name, value in ext.items()}))
-        assert answer is not None
-        return answer
-
-    return asked
+    return lambda code, **ext: client.ask(Frame(code, {k: str(v) for k, v in ext.items()}))
 
 
 def put(cluster: FakeCluster, *seconds: int, queue_id: int = 0, **properties: str) -> None:
@@ -57,9 +50,7 @@ def bodies(answer: Frame) -> list[bytes]:
           for ms, offset in ((0, 0), (1000, 0), (1001, 1), (3000, 2), (9000, 3))),
     ],
 )  # fmt: skip
-def test_offsets(
-    cluster: FakeCluster, ask: Ask, code: RequestCode, ext: dict[str, int], offset: int
-) -> None:
+def test_offsets(cluster, ask, code, ext, offset):
     put(cluster, 1, 2, 3)
     put(cluster, 4, queue_id=1)
     assert ask(code, topic="t", **ext).ext == {"offset": str(offset)}
@@ -69,22 +60,13 @@ def test_offsets(
     ("first", "most", "code", "read", "following"),
     [(0, 2, 0, [b"1", b"2"], 2), (2, 9, 0, [b"3"], 3), (3, 9, 19, [], 3), (7, 9, 19, [], 3)],
 )
-def test_a_pull(
-    cluster: FakeCluster,
-    ask: Ask,
-    first: int,
-    most: int,
-    code: int,
-    read: list[bytes],
-    following: int,
-) -> None:
+def test_a_pull(cluster, ask, first, most, code, read, following):
     put(cluster, 1, 2, 3)
     answer = ask(RequestCode.PULL_MESSAGE, topic="t", queueId=0, queueOffset=first, maxMsgNums=most)
     assert answer.code == code and answer.ext["nextBeginOffset"] == str(following)
     assert (answer.ext["minOffset"], answer.ext["maxOffset"]) == ("0", "3")
     assert (bodies(answer) if read else []) == read
-    narrow = TopicConfig(queues=8, read_queues=1)
-    cluster.brokers[0].topics["t"] = narrow
+    cluster.brokers[0].topics["t"] = TopicConfig(queues=8, read_queues=1)
     refused = ask(RequestCode.PULL_MESSAGE, topic="t", queueId=1, queueOffset=0, maxMsgNums=1)
     assert refused.code == ResponseCode.INVALID_PARAMETER and "queueId[1]" in str(refused.remark)
 
@@ -100,9 +82,9 @@ def test_messages_are_found_by_keys_and_ids(cluster: FakeCluster, ask: Ask) -> N
         answer = ask(RequestCode.QUERY_MESSAGE, topic="t", key=key, maxNum=most, **more)
         assert answer.code == (ResponseCode.SUCCESS if found else ResponseCode.QUERY_NOT_FOUND)
         assert (bodies(answer) if found else []) == found
-        assert (
-            not found or abs(int(answer.ext["indexLastUpdateTimestamp"]) / 1000 - time.time()) < 900
-        )
+        if found:
+            indexed_s = int(answer.ext["indexLastUpdateTimestamp"]) / 1000
+            assert abs(indexed_s - time.time()) < 900
     assert bodies(ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=second.commit_log_offset)) == [b"2"]
     assert ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=7).code == ResponseCode.SYSTEM_ERROR
     store.tear(third.commit_log_offset, {"KEYS": "k3"})
@@ -131,19 +113,12 @@ def test_messages_are_found_by_keys_and_ids(cluster: FakeCluster, ask: Ask) -> N
          ResponseCode.MESSAGE_ILLEGAL, 2),
     ],
 )  # fmt: skip
-def test_a_send_meets_the_topics_settings(
-    cluster: FakeCluster,
-    settings: dict[str, str],
-    ext: dict[str, Any],
-    code: int,
-    queues: int | None,
-) -> None:
+def test_a_send_meets_the_topics_settings(cluster, settings, ext, code, queues):
     cluster.create_topic("t", 2, **ext)
     frame = send("t")
-    assert frame.ext is not None
     frame.ext.update(settings)
     answer = Client(cluster.brokers[0].address).ask(frame)
-    assert answer is not None and answer.code == code
+    assert answer.code == code
     topic = settings.get("b", "t")
     made = cluster.brokers[0].topics.get(topic)
     assert (made.queues if made else None) == queues
@@ -159,9 +134,8 @@ def test_a_send_meets_the_topics_settings(
 
 def test_a_compressed_body_is_stored_as_it_was(cluster: FakeCluster, ask: Ask) -> None:
     frame = send("t", body=zlib.compress(b"text " * 9))
-    assert frame.ext is not None
     frame.ext["f"] = str(SysFlag.COMPRESSED | 3 << 8)
-    assert Client(cluster.brokers[0].address).ask(frame).code == 0  # type: ignore[union-attr]
+    assert Client(cluster.brokers[0].address).ask(frame).code == 0
     pulled = ask(RequestCode.PULL_MESSAGE, topic="t", queueId=0, queueOffset=0, maxMsgNums=1)
     assert bodies(pulled) == [b"text " * 9]
 
@@ -177,17 +151,13 @@ COMMIT, ROLLBACK, UNKNOWN = SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLL
         (COMMIT, {"commitLogOffset": "77"}, 1, 0),
     ],
 )  # fmt: skip
-def test_a_half_message_is_hidden_until_its_end(
-    cluster: FakeCluster, state: int, changes: dict[str, str], code: int | None, stored: int
-) -> None:
+def test_a_half_message_is_hidden_until_its_end(cluster, state, changes, code, stored):
     broker = cluster.brokers[0]
     client, frame = Client(broker.address), send("t", 1)
-    assert frame.ext is not None
     frame.ext["i"] += "TRAN_MSG\x01true\x02PGROUP\x01g\x02"
-    assert client.ask(frame).code == 0 and not cluster.messages("t")  # type: ignore[union-attr]
+    assert client.ask(frame).code == 0 and not cluster.messages("t")
     broker.check_transactions()
     check = client.read(10)
-    assert check is not None and check.ext is not None
     (half,) = broker.half_messages()
     assert (check.ext["topic"], check.ext["msgId"]) == ("t", "U1")
     assert check.ext["commitLogOffset"] == str(half.commit_log_offset)
@@ -215,16 +185,12 @@ def test_a_half_message_is_hidden_until_its_end(
 def test_a_timed_message_is_recalled_once(cluster: FakeCluster, ask: Ask) -> None:
     put(cluster, 1, TIMER_DELAY_MS="5000")
     put(cluster, 2)
-    for broker, number, code in (
-        ("broker-a", 2, 1),
-        ("broker-b", 1, 1),
-        ("broker-a", 1, 0),
-        ("broker-a", 1, 1),
-    ):
-        parts = f"v1 t {broker} 5000 ID{number}"
-        handle = base64.urlsafe_b64encode(parts.encode()).decode()
+    recalled = []
+    for place in ("broker-a 5000 ID2", "broker-b 5000 ID1", *["broker-a 5000 ID1"] * 2):
+        handle = base64.urlsafe_b64encode(f"v1 t {place}".encode()).decode()
         answer = ask(RequestCode.RECALL_MESSAGE, recallHandle=handle, topic="t")
-        assert (answer.code == 0) is (code == 0)
+        recalled.append(answer.code == 0)
+    assert recalled == [False, False, True, False]
     assert [m.body for m in cluster.messages("t")] == [b"2"]
 
 
@@ -232,9 +198,8 @@ def test_topics_of_brokers(cluster: FakeCluster, ask: Ask) -> None:
     ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic="x", writeQueueNums=3, readQueueNums=3, perm=4,
         attributes="+a=b=c,+d=e")  # fmt: skip
     made = cluster.brokers[0].topics["x"]
-    assert (
-        made == TopicConfig(3, 4, {"a": "b=c", "d": "e"}) and "x" not in cluster.brokers[1].topics
-    )
+    assert made == TopicConfig(3, 4, {"a": "b=c", "d": "e"})
+    assert "x" not in cluster.brokers[1].topics
     shown = ask(RequestCode.GET_TOPIC_CONFIG, topic="x")
     assert json.loads(bytes(shown.body or b"")) == {"attributes": {"a": "b=c", "d": "e"}}
     assert ask(RequestCode.GET_TOPIC_CONFIG, topic="y").code == ResponseCode.TOPIC_NOT_EXIST
@@ -243,14 +208,12 @@ def test_topics_of_brokers(cluster: FakeCluster, ask: Ask) -> None:
     assert not cluster.route("t").queues and not cluster.messages("t")
     name_server = Client(cluster.name_server)
     listed = name_server.ask(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
-    assert listed is not None
     assert json.loads(bytes(listed.body or b"")) == {"topicList": ["TBW102", "x"]}
 
 
 def test_brokers_of_name_servers(cluster: FakeCluster) -> None:
     def known() -> dict[str, str]:
         answer = Client(cluster.name_server).ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
-        assert answer is not None
         info = json.loads(bytes(answer.body or b""))
         assert info["clusterAddrTable"] == {"FakeCluster": list(info["brokerAddrTable"])}
         return {name: each["brokerAddrs"] for name, each in info["brokerAddrTable"].items()}
@@ -268,10 +231,8 @@ def test_brokers_of_name_servers(cluster: FakeCluster) -> None:
     assert known() == {"broker-a": {"1": first.address}, "broker-b": {"0": "10.0.0.1:10911"}}
     with FakeCluster(brokers=28, queues=0) as many:
         names = [broker.name for broker in many.brokers]
-        assert (
-            names[25:] == ["broker-z", "broker-a26", "broker-a27"]
-            and not many.route("TBW102").queues
-        )
+        assert names[25:] == ["broker-z", "broker-a26", "broker-a27"]
+        assert not many.route("TBW102").queues
 
 
 def test_what_is_done_to_all_brokers(cluster: FakeCluster) -> None:
@@ -296,7 +257,7 @@ def test_what_is_done_to_all_brokers(cluster: FakeCluster) -> None:
     cluster.kill()
     assert not any(broker.alive for broker in cluster.brokers)
     cluster.on_route(Answer(1, "no"))
-    assert Client(cluster.name_server).ask(Frame(105, {"topic": "t"})).code == 1  # type: ignore[union-attr]
+    assert Client(cluster.name_server).ask(Frame(105, {"topic": "t"})).code == 1
     cluster.stop_name_server()
     with pytest.raises(ConnectionRefusedError):
         Client(cluster.name_server)
@@ -318,10 +279,9 @@ def test_a_proxy_changes_both_directions(cluster: FakeCluster, behaviour: str) -
         took_s = time.monotonic() - begun_s
         assert (answer is None) is (behaviour == "cut")
         assert took_s >= {"delay_ms": 0.3, "bytes_per_s": 0.2}.get(behaviour, 0)
-        assert len(cluster.messages("t")) == 1 and len(client.received) <= (
-            3 if not answer else 9999
-        )
-        assert Client(proxy.address, 30).ask(send()).code == 0  # type: ignore[union-attr]
+        assert len(cluster.messages("t")) == 1
+        assert answer or len(client.received) <= 3
+        assert Client(proxy.address, 30).ask(send()).code == 0
     with pytest.raises(ConnectionRefusedError):
         Client(proxy.address)
     proxy.close()
@@ -334,15 +294,12 @@ def test_proxies_of_a_cluster(cluster: FakeCluster) -> None:
         route = front.ask(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}))
         missing = front.ask(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "none"}))
         info = front.ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
-        assert route is not None and missing is not None and info is not None
         assert missing.code == ResponseCode.TOPIC_NOT_EXIST
         assert all(address in str(bytes(info.body or b"")) for address in addresses)
         text = str(bytes(route.body or b""))
         ways = [proxies.of(address) for address in addresses]
-        assert all(
-            way.address in text and proxies.of(at) is way
-            for way, at in zip(ways, addresses, strict=True)
-        )
+        assert all(way.address in text for way in ways)
+        assert [proxies.of(address) for address in addresses] == ways
         assert not any(address in text for address in addresses)
     for way in (*ways, proxies.front):
         with pytest.raises(ConnectionRefusedError):
