@@ -123,10 +123,10 @@ def test_what_a_start_needs_is_made(
     monkeypatch.setattr(layout, "write_loopback_jar", lambda jars, home: home / "loopback.jar")
     monkeypatch.setattr(layout, "make_certificates", make)
     wanted = Wanted(version="5.3.3", tls=tls, tls_client_auth="require")
-    runtime = Runtime.make(wanted, tmp_path, Path("/cache"), print)
+    runtime = Runtime.make(wanted, tmp_path, print)
     assert runtime.class_path == f"{tmp_path}/loopback.jar:/a.jar:/b.jar"
-    assert jars.call_args == call("5.3.3", cache=Path("/cache"), java=JAVA, progress=print)
-    assert runtime.mark != Runtime.make(wanted, tmp_path, None, None).mark
+    assert jars.call_args == call("5.3.3", java=JAVA, progress=print)
+    assert runtime.mark != Runtime.make(wanted, tmp_path, None).mark
     if tls is None:
         assert not make.called and runtime.certificates is None
         assert runtime.tls_flags == ("-Dtls.server.mode=disabled",)
@@ -172,7 +172,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
 
     def launched(runtime: Any, popen_options: Any, *, spawned: Any, **more: Any) -> Any:
         assert runtime is made and popen_options() == {"start_new_session": True}
-        assert more["timeout_s"] == 9
+        assert more["timeout_s"] == layout.START_S
         started = processes(events)
         if fails and not keeps:
             raise ClusterError("no port")
@@ -187,9 +187,8 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         return started
 
     monkeypatch.setattr(detached, "launch", launched)
-    heap = {"heap_mb": 64, "broker_config": {"x": "y"}, "cache": tmp_path / "cache"}
     try:
-        up = detached.up(tmp_path, timeout_s=9, progress=print, **heap, **settings)
+        up = detached.up(tmp_path, progress=print, **settings)
     except ClusterError:
         assert fails and file.exists() is keeps
     else:
@@ -201,9 +200,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         assert shown == {**settings, "brokers": 2}
         assert [event for event in events if "release" in event] == [f"release {n}" for n in names]
     asked, *rest = make.call_args.args
-    assert rest == [tmp_path, tmp_path / "cache", print]
-    given = {"heap_mb": asked.heap_mb, "broker_config": asked.broker_config}
-    assert given == {"heap_mb": 64, "broker_config": {"x": "y"}}
+    assert rest == [tmp_path, print]
     assert asked.brokers == settings["brokers"]
     alive = ["broker-a", "name-server"] if keeps else []
     ports = Ports(10, (20, 30)) if keeps else None
@@ -263,7 +260,7 @@ def test_only_a_temporary_folder_goes_with_the_cluster(
     monkeypatch.setattr(local, "launch", launched)
     monkeypatch.setattr(local.Runtime, "make", made)
     home = tmp_path / "new" / "home" if is_own else None
-    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64, cache=tmp_path, progress=print)
+    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64, progress=print)
     assert "not started" in repr(running)
     with running:
         wanted, folder, *_ = made.call_args.args
@@ -271,7 +268,7 @@ def test_only_a_temporary_folder_goes_with_the_cluster(
         made.return_value.certificates = None
         assert (wanted.heap_mb, wanted.version, folder.is_dir()) == (64, "5.3.3", True)
         assert running.start(timeout_s=1) is running
-        made.assert_called_once_with(wanted, folder, tmp_path, print)
+        made.assert_called_once_with(wanted, folder, print)
         (runtime, join), more = launched.call_args
         assert runtime is made.return_value and more == {"timeout_s": 240}
         assert join == running._guard.join and launched.call_count == 1
@@ -290,42 +287,27 @@ def test_only_a_temporary_folder_goes_with_the_cluster(
     assert folder.exists() is is_own
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, [["-c", "DefaultCluster", "-t", "x", "-r", "4", "-w", "4", "-p", "6"]]),
-        ({"queues": 2, "perm": 2, "order": True, "attributes": {"a": "b", "c": "d"}},
-         [["-c", "DefaultCluster", "-t", "x", "-r", "2", "-w", "2", "-p", "2", "-o", "true", "-a",
-           "+a=b,+c=d"]]),
-        ({"brokers": ["broker-b"]}, [["-b", "host:b", "-t", "x", "-r", "4", "-w", "4", "-p", "6"]]),
-    ],
-)  # fmt: skip
-def test_a_topic_is_made_by_the_admin_tool(
-    settings: dict[str, Any], wanted: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topics_are_made_by_the_admin_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     running, ran = LocalCluster(), MagicMock()
-    brokers = [MagicMock(address=f"host:{letter}") for letter in "ab"]
-    for broker, letter in zip(brokers, "ab", strict=True):
-        broker.name = f"broker-{letter}"
+    brokers = [MagicMock(), MagicMock()]
     running._nodes = Nodes(MagicMock(), brokers)
     monkeypatch.setattr(running, "admin", ran)
-    running.create_topic("x", **settings)
-    assert [list(each.args) for each in ran.call_args_list] == [["updateTopic", *w] for w in wanted]
-    waited = [broker.wait_routed.call_args == call("x", 90) for broker in brokers]
-    assert waited == ([False, True] if "brokers" in settings else [True, True])
+    running.create_topic("x", queues=2)
+    assert ran.call_args == call(
+        "updateTopic", "-c", "DefaultCluster", "-t", "x", "-r", "2", "-w", "2"
+    )
+    assert all(broker.wait_routed.call_args == call("x", 90) for broker in brokers)
     ask = MagicMock()
     monkeypatch.setattr(local, "admin", ask)
-    other = LocalCluster(version="4.9.7", acl=KEYS, cache=Path("/cache"))
+    other = LocalCluster(version="4.9.7", acl=KEYS)
     other._nodes, other._runtime = running._nodes, MagicMock()
     assert other.admin("topicList", timeout_s=7) is ask.return_value
     assert ask.call_args == call(
-        other.name_server, "topicList", version="4.9.7", acl=KEYS, cache=Path("/cache"),
+        other.name_server, "topicList", version="4.9.7", acl=KEYS,
         tls=other._runtime.certificates, timeout_s=7,
     )  # fmt: skip
     running.delete_topic("x")
     assert ran.call_args == call("deleteTopic", "-c", "DefaultCluster", "-t", "x")
-    with pytest.raises(ClusterError, match="No broker 'c' here: there are broker-a, broker-b"):
-        running.await_route("x", brokers=["c"])
 
 
 @pytest.mark.parametrize(
