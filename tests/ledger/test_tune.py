@@ -149,7 +149,7 @@ def test_candidates_move_the_first_class_that_isolates() -> None:
 
 
 def test_suspicion_tells_false_alarms_from_trouble() -> None:
-    rows = [(float(n), "a", 1.0) for n in range(997)]
+    rows = [(float(n), "a", 250.0 if n == 9 else 1.0) for n in range(997)]
     rows += [(997.0, "a", 300.0), (998.0, "a", 5000.0), (999.0, "b", 3000.0)]
     failed = np.arange(1000) == 999
     recorded = attempts(*rows, stored=~failed, isolates=failed)
@@ -229,10 +229,13 @@ def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
 
 def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
     full = SinkOptions().request_max_messages
-    rows = [attempt(message_count=full, body_bytes=10 * full) for _ in range(2000)]
+    rows = [attempt(message_count=full, body_bytes=10 * full, rtt_ms=n / 1000) for n in range(2000)]
     fast = quick_ledger(store(tmp_path, [send_rows(rows, context())]))
     first = tune(fast.query, fast.path, Scope())
     assert "requestMaxMessages" in first.options and "only 2 of these" in first.note
+    recorded = first.candidates[0]
+    figures = [recorded.p50_ms, recorded.p99_ms, recorded.p999_ms, recorded.max_ms]
+    assert figures == pytest.approx([1.5, 2.48, 2.498, 2.499], abs=0.002)
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
     assert again.options == {}
     console = Console(file=io.StringIO(), width=200)
@@ -275,7 +278,11 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     (default,) = [candidate for candidate in by_duckdb.candidates if candidate.name == DEFAULT]
     assert (default.isolations, default.moved) == (2, 4)
     assert "depends on only 1 of these" in by_duckdb.note
-    assert tune(fast.query, fast.path, Scope(), limit=3).limited
+    console = Console(file=io.StringIO(), width=200)
+    console.print(tune(fast.query, fast.path, Scope(), limit=3), by_duckdb)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith("the newest 3 attempts from 2023-11-14 22:13:34 to 2023-11-14 22:13:35")
+    assert "\n13 attempts from 2023-11-14 22:13:2" in text
     few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)
     assert (few.attempts, few.candidates) == (len(MIXED) + 1, [])
     with pytest.raises(LedgerError, match="no rows of a query 'other'"):

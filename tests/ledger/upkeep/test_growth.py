@@ -7,13 +7,14 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import as_dataset, commit, open_table, stored_files
@@ -22,6 +23,7 @@ from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep import growth as growth_module
+from rocket_sink.ledger.upkeep import rewrite as rewrite_module
 from rocket_sink.ledger.upkeep.growth import clean_up, merge
 from rocket_sink.ledger.upkeep.rewrite import rewrite
 from tests.growth import TASKS, Growth
@@ -130,7 +132,43 @@ def test_of_two_rewrites_of_the_same_files_one_is_refused(growth: Growth, is_sam
     assert rewrite(growth.place, first, [files if is_same else files[:4]])
     assert rewrite(growth.place, second, [files if is_same else files[4:]]) != is_same
     assert by_delta_rs(growth.place.root) == dict.fromkeys(range(4), TASKS)
-    assert len(DeltaTable(growth.place.root).file_uris()) == (2 if is_same else 4)
+    table = DeltaTable(growth.place.root)
+    assert len(table.file_uris()) == (2 if is_same else 4)
+    number = table.transaction_version(f"rocket-sink/rewrites/{table.metadata().id}")
+    assert number == (1 if is_same else 2)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_committed", "result"),
+    [
+        ([CommitFailedError("conflict")] * 9, False, True),
+        ([CommitFailedError("conflict")] * 10, False, False),
+        ([DeltaError("the answer is lost")], True, True),
+        ([DeltaError("the disk")], False, None),
+    ],
+)
+def test_a_rewrite_that_fails_is_tried_again_if_that_helps(
+    growth: Growth, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], is_committed: bool,
+    result: bool | None,
+) -> None:  # fmt: skip
+    growth.grow()
+    table = open_table(growth.place)
+    assert table is not None
+    files, write = stored_files(growth.place, table), rewrite_module.write_version
+
+    def write_or_fail(*arguments: Any) -> None:
+        if is_committed or not errors:
+            write(*arguments)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(rewrite_module, "write_version", write_or_fail)
+    if result is None:
+        with pytest.raises(LedgerError, match=r"cannot rewrite files of the ledger .*: the disk"):
+            rewrite(growth.place, table, [files])
+    else:
+        assert rewrite(growth.place, table, [files]) == result
+    assert by_delta_rs(growth.place.root) == {0: TASKS}
 
 
 def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
