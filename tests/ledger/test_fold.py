@@ -267,6 +267,9 @@ def test_of_two_folds_at_once_one_waits_or_is_told_who_folds(tables, monkeypatch
         with monkeypatch.context() as busy:
             busy.setattr(ledger, "sync", lambda spark: summary)
             report = ledger.report(SPARK)
+            busy.setattr(ledger, "sync", None)
+            with pytest.raises(TypeError):
+                ledger.report(SPARK)
         assert (report.unfolded_epochs, report.unfolded_letters) == (1, 1)
         waiting.start()
     waiting.join(120)
@@ -569,7 +572,7 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
     [aside] = summary.damaged
     assert aside == broken.replace("/_spool/", "/_spool/_quarantine/")
     assert Path(aside).read_bytes() == data.replace(b"broker-a", b"croker-a", 1)
-    assert aside in caplog.text
+    assert f"it is put aside as {aside}; the table lacks its rows" in caplog.text
     ledger = Ledger(tmp_path)
     assert ledger.quarantined() == [aside]
     assert ledger.report(SPARK).quarantined_files == 1

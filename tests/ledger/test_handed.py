@@ -8,6 +8,7 @@ import pickle
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -269,21 +270,25 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
     assert account["rows_in"] == account["acked"] == 20 and account["complete"]
 
 
-def test_where_an_attempts_rows_go(tmp_path: Path) -> None:
+def test_where_an_attempts_rows_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, rows = context(), list[pa.RecordBatch]()
     parse, folder = SinkOptions.parse, {"nameServer": "-:1", "ledger": str(tmp_path)}
-    for options, emit, kind in (
-        (parse(folder), rows.append, RowsForCaller),
-        (parse({"nameServer": "-:1"}), None, RowsForCaller),
-        (parse(folder), None, SpoolWriter),
-        (parse({**folder, "ledgerVia": "spark"}), None, RowsInMemory),
+    seen: Any = SimpleNamespace(check=lambda: None)
+    by_store = LedgerPath("s3a://b/k", str(tmp_path), is_local=True)
+    monkeypatch.setattr("rocket_sink.ledger.transport.spool.resolve_path", lambda _: by_store)
+    for options, emit, token, kind in (
+        (parse(folder), rows.append, seen, RowsForCaller),
+        (parse({"nameServer": "-:1"}), None, None, RowsForCaller),
+        (parse(folder), None, seen, SpoolWriter),
+        (parse({**folder, "ledger": by_store.uri}), None, seen, SpoolWriter),
+        (parse({**folder, "ledgerVia": "spark"}), None, seen, RowsInMemory),
     ):
-        ways = transport_of(options, ctx, emit=emit, token=None, hands_over=True)
+        ways = transport_of(options, ctx, emit=emit, token=token, hands_over=True)
         ways.append(sends(ctx))
         assert type(ways) is kind and (ways.finish() is not None) == (kind is RowsInMemory)
         assert ways.keeps_failed == (kind is SpoolWriter)
         ways.abort()
-    assert len(rows) == len(kept(resolve_path(tmp_path))) == 1
+    assert (len(rows), len(kept(resolve_path(tmp_path)))) == (1, 2)
 
 
 @pytest.mark.parametrize("via", ["auto", "spark", "spool"])
