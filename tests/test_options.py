@@ -46,7 +46,7 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"latencyMax": "50"}, ["faultTable=LATENCY:DURATION"]),
         ({"faultTable": "50:0:1"}, ["faultTable", "4.x, off", "'50:0, 550:2s"]),
         ({"faultTable": "-1:0"}, ["faultTable"]),
-        ({"ordering": "strct"}, ["ordering", "strict", "best_effort"]),
+        ({"ordering": "strct"}, ["ordering", "best_effort", "did you mean 'strict'"]),
         ({"sendMsgTimeout": "soon"}, ["sendMsgTimeout", "'soon'", "milliseconds"]),
         ({"retryTimesWhenSendFailed": -1}, ["retryTimesWhenSendFailed", "0..100"]),
         ({"accessKey": "a"}, ["secretKey", "missing"]),
@@ -103,6 +103,18 @@ def test_an_illegal_option_is_explained(given: dict[str, object], words: list[st
 )  # fmt: skip
 def test_durations_take_units(text: object, milliseconds: int) -> None:
     assert SinkOptions.parse(producerCacheTimeout=text).producer_cache_timeout_ms == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "ordering", "template", "queues"),
+    [("auto", "none", "TBW102", 4), ("auto", "strict", "", 4), ("", "none", "", 4),
+     ("mine:8", "strict", "mine", 8), ("auto:2", "none", "TBW102", 2)],
+)  # fmt: skip
+def test_a_topic_is_made_like_its_template(
+    text: str, ordering: str, template: str, queues: int
+) -> None:
+    options = SinkOptions.parse(createTopic=text, ordering=ordering)
+    assert (options.template_topic, options.default_topic_queue_nums) == (template, queues)
 
 
 def test_an_empty_text_is_an_empty_list() -> None:
@@ -215,8 +227,8 @@ def test_secrets_by_reference_have_nothing_around_them(
 ) -> None:
     text = f"{around}pass word{around}"
     monkeypatch.setenv("THE_SECRET", text)
-    (tmp_path / "secret").write_text(text, "utf-8")
-    for reference in ("env:THE_SECRET", f"file:{tmp_path / 'secret'}"):
+    (tmp_path / "se:cret").write_text(text, "utf-8")
+    for reference in ("env:THE_SECRET", f"file:{tmp_path / 'se:cret'}"):
         assert resolve_secret("secretKey", Secret(reference)).reveal() == "pass word"
     monkeypatch.setenv("THE_SECRET", around)
     for reference, why in (("env:THE_SECRET", "missing or empty"), ("file:/gone", "cannot read")):

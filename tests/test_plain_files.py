@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyarrow import fs
@@ -151,6 +152,10 @@ def test_a_file_is_on_disk_before_it_has_its_name(
     files.move(f"{root}/a", f"{root}/b")
     assert calls == [*expected, "rename", "fsync"]
     assert Path(root, "b").read_bytes() == b"True" and os.listdir(root) == ["b"]
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="is full"):
+        files.handler.write_whole(f"{root}/c", b"", replace=False)
+    assert os.listdir(root) == ["b"]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770, 0o777])

@@ -169,6 +169,7 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> 
 
 
 def test_the_kernel_sees_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(f"{this_process()}999\n")  # an earlier holder
     lock = FileLock(tmp_path / "lock")
     assert lock.acquire(0)
     with (tmp_path / "lock").open() as other:
