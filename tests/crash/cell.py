@@ -18,19 +18,9 @@ from tests.clusters import read_topic
 from tests.damaged import damaged
 
 from . import ledger_log
+from . import schedule as schedules
 from .files import write_whole
 from .judge import Accounts, Copy, Epoch, Row, Verdict, judge
-from .schedule import (
-    BACKFILL,
-    BATCHES,
-    EPOCHS,
-    FILES,
-    KEYS,
-    REQUEST_ROWS,
-    ROWS,
-    TRANSACTIONAL,
-    Schedule,
-)
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -45,7 +35,7 @@ class Cell:
         result: the driver's report at the end.
     """
 
-    schedule: Schedule
+    schedule: schedules.Schedule
     folder: Path
     cluster: LocalCluster
     number: int
@@ -63,7 +53,7 @@ class Cell:
 
     @property
     def batch(self) -> bool:
-        return self.schedule.lane in BATCHES
+        return self.schedule.lane in schedules.BATCHES
 
     @property
     def reached(self) -> bool:
@@ -85,8 +75,7 @@ class Cell:
         self.create_topic()
         (self.folder / "source").mkdir()
         (self.folder / "later").mkdir()
-        streams = not self.batch and self.schedule.lane != BACKFILL
-        epochs = EPOCHS if streams else 1
+        epochs = schedules.EPOCHS if self.schedule.lane in schedules.STREAMS else 1
         for epoch in range(epochs):
             late = self.schedule.event == "topic_deleted" and epoch == epochs - 1
             self._write(epoch, "later" if late else "source")
@@ -99,14 +88,15 @@ class Cell:
             admin.create_topic(self.topic, queues=queues)
 
     def _write(self, epoch: int, folder: str) -> None:
-        for file in range(FILES):
-            rows = [(f"k{i % KEYS}-{file}", epoch * ROWS + i) for i in range(ROWS)]
-            bodies = [f"{key}:{number}" for key, number in rows]
-            columns = {"body": bodies, "sharding_key": [key for key, _ in rows]}
+        for file in range(schedules.FILES):
+            numbers = range(epoch * schedules.ROWS, (epoch + 1) * schedules.ROWS)
+            keys = [f"k{number % schedules.KEYS}-{file}" for number in numbers]
+            bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
+            columns: dict[str, Any] = {"body": bodies, "sharding_key": keys}
             if self.schedule.ids == "own":
                 columns["message_id"] = [f"{self.number:04X}{body}" for body in bodies]
-            if self.schedule.lane == BACKFILL:
-                columns["number"] = [number for _, number in rows]
+            if self.schedule.lane == schedules.BACKFILL:
+                columns["number"] = numbers
             path = self.folder / folder / f"{epoch}-{file}.parquet"
             pq.write_table(pa.table(columns), path)
             # Spark reads files in the order of their times.
@@ -119,7 +109,7 @@ class Cell:
             "committer": self.schedule.committer,
             "staged": self.schedule.event in STAGED,
             # A stream settles its epoch at its next start. A decided write is not run again.
-            "settles": self.batch and self.schedule.delivery == TRANSACTIONAL,
+            "settles": self.batch and self.schedule.delivery == schedules.TRANSACTIONAL,
             "tries": 2 if self.schedule.event == "checkpoint_deleted" else 6,
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
@@ -130,23 +120,20 @@ class Cell:
             "nameServer": self.cluster.name_server, "topic": self.topic,
             "ledger": str(self.ledger),
             "delivery": schedule.delivery, "ordering": schedule.ordering,
-            "requestMaxMessages": REQUEST_ROWS, "foldIntervalMs": 1000,
+            "requestMaxMessages": schedules.REQUEST_ROWS, "foldIntervalMs": 1000,
             "sendMsgTimeout": 90_000, "sendMsgMaxTimeoutPerRequest": 3000,
             "orderWaitMs": 200_000, "storedCheckTimeout": 300_000, "connectTimeoutMs": 3000,
             "pollNameServerInterval": 1000, "allowSpeculation": True,
         }  # fmt: skip
-        if schedule.delivery == TRANSACTIONAL:
+        if schedule.delivery == schedules.TRANSACTIONAL:
             # Half messages are sent in groups of a quarter of this: of as many as other requests.
-            options["maxInFlight"] = 4 * REQUEST_ROWS
-        if schedule.lane == BACKFILL:
+            options["maxInFlight"] = 4 * schedules.REQUEST_ROWS
+        if schedule.lane == schedules.BACKFILL:
             # A chunk holds a second's rows. This rate makes several, so that a kill interrupts one.
-            options |= {"maxMessagesPerSecond": ROWS, "delivery": "at_least_once"}
+            options |= {"maxMessagesPerSecond": schedules.ROWS, "delivery": "at_least_once"}
         is_once = schedule.delivery == "effectively_once"
-        if (
-            schedule.event == "checkpoint_deleted"
-            or schedule.lane == "write"
-            or (self.batch and is_once)
-        ):
+        is_named = schedule.lane == "write" or (self.batch and is_once)
+        if is_named or schedule.event == "checkpoint_deleted":
             # A write is recognised by its appId as the one that died.
             options["appId"] = f"app-{self.number}"
         if is_once and schedule.is_made_again:
@@ -197,7 +184,7 @@ class Cell:
         """Read topic and ledger, and judge them. Every process of the round has ended."""
         epochs = [Epoch.of(row) for row in self.result["epochs"]]
         expected = self.expected()
-        if self.schedule.lane == BACKFILL:
+        if self.schedule.lane == schedules.BACKFILL:
             # A backfill's accounts are resolutions, one per row.
             rows = len(ledger_log.rows_of(self.ledger, "resolution", ("letter_id",)))
             epochs = [Epoch("backfill", rows == len(expected), rows, rows)]

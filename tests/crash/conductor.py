@@ -32,7 +32,7 @@ class Round:
             for number, schedule in enumerate(schedules)
         ]
         groups = {name: self._of(name) for name in ("local", "killed", "executors")}
-        rivals = [cell for cell in self.cells if cell.schedule.event == "two_drivers"]
+        rivals = self._at_event("two_drivers")
         # Each cell may have one task that waits at its moment; the others end by themselves.
         master = f"local[{len(self.cells) + 2},4]"
         # A JVM takes longer than most cells, so "local" also runs cells of "killed" later.
@@ -94,18 +94,15 @@ class Round:
 
     def _steps(self, cell: Cell) -> Any:
         if cell.schedule.moment:
-            while not cell.reached:
-                if self._ended(cell):
-                    return
-                yield
-        yield from _EVENTS.get(cell.schedule.event, _nothing)(self, cell)
+            yield from _until(lambda: cell.reached or self._ended(cell))
+            if not cell.reached:
+                return
+        if event := _EVENTS.get(cell.schedule.event):
+            yield from event(self, cell)
 
-    def _kill_worker(self, cell: Cell) -> Any:
-        kill(_who(cell)["worker"])
-        yield
-
-    def _kill_executor(self, cell: Cell) -> Any:
-        kill(_who(cell)["executor"])
+    def _kill(self, cell: Cell) -> Any:
+        """Kill the worker or the executor, as the event's name says."""
+        kill(_who(cell)[cell.schedule.event.removesuffix("_killed")])
         yield
 
     def _fail_task(self, cell: Cell) -> Any:
@@ -115,8 +112,7 @@ class Round:
     def _rival(self, cell: Cell) -> Any:
         """Let the second driver end the query while the first one waits in the middle of it."""
         self._killed.begin(cell)
-        while not self._killed.is_done(cell):
-            yield
+        yield from _until(lambda: self._killed.is_done(cell))
         write_whole(cell.folder / "go", "on")
 
     def _change_queues(self, cell: Cell) -> Any:
@@ -126,10 +122,10 @@ class Round:
 
     def _after_failure(self, cell: Cell, number: int, repair: Callable[[], None]) -> Any:
         role = self._driver_of(cell).role
-        while not (cell.folder / f"failed.{role}.{number}").exists():
-            if self._ended(cell):
-                return
-            yield
+        failed = cell.folder / f"failed.{role}.{number}"
+        yield from _until(lambda: failed.exists() or self._ended(cell))
+        if not failed.exists():
+            return
         yield from _persist(repair)
         write_whole(cell.folder / f"again.{role}.{number}", "again")
         yield from self._after_failure(cell, number + 1, lambda: None)
@@ -149,48 +145,42 @@ class Round:
         yield from self._after_failure(cell, 1, lambda: None)
 
     def _first_stage(self, cell: Cell) -> Any:
-        while not (cell.folder / "stage.1").exists():
-            if self._ended(cell):
-                return
-            yield
+        stage = cell.folder / "stage.1"
+        yield from _until(lambda: stage.exists() or self._ended(cell))
 
     def _brokers(self) -> Any:
         """Play an event once for all cells that wait for it, because brokers are shared."""
         first, second = self._cluster.brokers[:2]
-        while not all(cell.has_queues or self._ended(cell) for cell in self.cells):
-            yield
-        cells = [cell for cell in self.cells if cell.schedule.event == "broker_killed"]
-        if cells:
-            yield from self._all_reached(cells)
+        yield from _until(lambda: all(cell.has_queues or self._ended(cell) for cell in self.cells))
+        if killing := self._at_event("broker_killed"):
+            yield from self._all_reached(killing)
             first.kill()
-            _go(cells)
+            _go(killing)
             first.restart(300)
-        cells = [cell for cell in self.cells if cell.schedule.event == "broker_frozen"]
-        if cells:
-            yield from self._all_reached(cells)
+        if freezing := self._at_event("broker_frozen"):
+            yield from self._all_reached(freezing)
             second.freeze()
-            _go(cells)
+            _go(freezing)
             until_s = time.monotonic() + _FREEZE_S
-            while time.monotonic() < until_s:
-                yield
+            yield from _until(lambda: time.monotonic() >= until_s)
             second.thaw()
 
+    def _at_event(self, name: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.schedule.event == name]
+
     def _all_reached(self, cells: Sequence[Cell]) -> Any:
-        while not all(cell.reached or self._ended(cell) for cell in cells):
-            yield
+        return _until(lambda: all(cell.reached or self._ended(cell) for cell in cells))
 
     def _kill_and_start_again(self) -> Any:
-        cells = self._killed.cells
+        killed, cells = self._killed, self._killed.cells
         if not cells:
             return
-        while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
-            yield
+        yield from _until(lambda: all(cell.reached or killed.is_done(cell) for cell in cells))
         # Rivals run in the same process. A rival never begins if its cell missed the moment.
-        while not all(
-            self._killed.is_done(cell) or self._ended(cell) for cell in self._killed.later
-        ):
-            yield
-        self._killed.kill()
+        yield from _until(
+            lambda: all(killed.is_done(cell) or self._ended(cell) for cell in killed.later)
+        )
+        killed.kill()
         waiting = [_who(cell) for cell in cells if cell.reached]
         # If a driver itself waits, its parent is this process, which does not end.
         pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
@@ -201,15 +191,16 @@ class Round:
 
 
 _EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
-    "worker_killed": Round._kill_worker, "executor_killed": Round._kill_executor,
-    "task_failed": Round._fail_task, "two_drivers": Round._rival,
-    "queues_changed": Round._change_queues, "topic_deleted": Round._delete_topic,
+    "worker_killed": Round._kill, "executor_killed": Round._kill, "task_failed": Round._fail_task,
+    "two_drivers": Round._rival, "queues_changed": Round._change_queues,
+    "topic_deleted": Round._delete_topic,
     "checkpoint_deleted": Round._delete_checkpoint,
 }  # fmt: skip
 
 
-def _nothing(round_: Round, cell: Cell) -> Any:
-    yield
+def _until(condition: Callable[[], bool]) -> Any:
+    while not condition():
+        yield
 
 
 def _persist(action: Callable[[], None]) -> Any:

@@ -28,8 +28,7 @@ from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
 from rocket_sink.spark.transactions import TransactionCommitter, check_ended
-
-_LANES = {lane.name: lane for lane in lanes.LANES}
+from tests.ledger.values import leave_to_spark
 
 
 def _in_small_epochs(spark: Any, source: Path) -> Any:
@@ -49,6 +48,9 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
     if resent.settled < selected:
         # A backfill does not fail if brokers are out of reach; it reports the rows that remain.
         raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
+
+
+_RUNS = {**{lane.name: lane.run for lane in lanes.LANES}, "backfill": _backfill}
 
 
 def _settled(spark: Any, options: dict[str, Any]) -> bool:
@@ -75,8 +77,7 @@ def _epochs(spark: Any, ledger: str) -> list[dict[str, Any]]:
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
     if cell["settles"] and _settled(spark, cell["options"]):
         return
-    run = _backfill if cell["lane"] == "backfill" else _LANES[cell["lane"]].run
-    run(spark, folder / "source", folder / "checkpoint", cell["options"])
+    _RUNS[cell["lane"]](spark, folder / "source", folder / "checkpoint", cell["options"])
 
 
 def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
@@ -84,10 +85,7 @@ def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
     errors: list[str] = []
     ledger = Ledger(cell["options"]["ledger"])
     if cell["committer"] == "spark" and not ledger.exists():
-        ledger.create(spark)
-        # Only Spark's Delta commits to a table with this feature.
-        feature = "'delta.enableDeletionVectors' = 'true'"
-        spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET TBLPROPERTIES ({feature})")
+        leave_to_spark(spark, ledger.path)
     has_ended = _tried(spark, cell, role, errors, waits=not cell["staged"])
     if cell["staged"]:
         write_whole(folder / "stage.1", "")
@@ -137,10 +135,9 @@ def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
     options = {**cell["options"], "ledger": str(folder / "speculation")}
     del options["allowSpeculation"]
     messages = {}
-    for lane in (*_LANES, "backfill"):
-        run = _backfill if lane == "backfill" else _LANES[lane].run
+    for lane in _RUNS:
         try:
-            run(spark, folder / "source", folder / "speculation-checkpoint", options)
+            _RUNS[lane](spark, folder / "source", folder / "speculation-checkpoint", options)
             messages[lane] = ""
         except Exception as error:
             messages[lane] = f"{type(error).__name__}: {error}"

@@ -35,8 +35,8 @@ def played(
 ) -> Round:
     """The schedules that this run's tests look at; all of them if one test needs all."""
     wanted = [item for item in request.session.items if item.path == request.path]
-    numbers = {item.callspec.params.get("number") for item in wanted
-               if hasattr(item, "callspec")}  # fmt: skip
+    cases = [item.callspec.params for item in wanted if hasattr(item, "callspec")]
+    numbers = {case.get("number") for case in cases}
     of_any = (test_nothing_is_lost_disordered_or_doubled_unseen, test_every_moment_was_hit)
     others = {getattr(item, "originalname", "") for item in wanted}
     others -= {test.__name__ for test in of_any}
@@ -48,12 +48,8 @@ def played(
 
 def faults(cell: Cell) -> dict[str, object]:
     """Return the faults of a played cell; empty if all is well."""
-    schedule = cell.schedule
-    wrong: dict[str, object] = dict(
-        cell.verdict().faults(
-            ordering=schedule.ordering, delivery=schedule.delivery, batch=cell.batch
-        )
-    )
+    modes = {"ordering": cell.schedule.ordering, "delivery": cell.schedule.delivery}
+    wrong: dict[str, object] = {**cell.verdict().faults(**modes, batch=cell.batch)}
     if not cell.result["ended"] and not refused(cell):
         wrong["not ended"] = cell.result["errors"]
     return wrong
@@ -67,14 +63,10 @@ def refused(cell: Cell) -> bool:
     that refuses leaves rows unread in its socket, so the JVM may see the connection's reset before
     the error (observed on a busy machine).
     """
-    schedule = cell.schedule
     others = ("Commit denied", "Connection reset")
     errors = [e for e in cell.result["errors"] if not any(text in e for text in others)]
-    return (
-        schedule.event == "checkpoint_deleted"
-        and bool(errors)
-        and all("CheckpointError" in error for error in errors)
-    )
+    is_refusal = bool(errors) and all("CheckpointError" in error for error in errors)
+    return is_refusal and cell.schedule.event == "checkpoint_deleted"
 
 
 @pytest.mark.parametrize("number", range(len(CI)), ids=[schedule.name for schedule in CI])
@@ -85,9 +77,8 @@ def test_nothing_is_lost_disordered_or_doubled_unseen(played: Round, number: int
 
 def missed(played: Round) -> list[str]:
     """Return the schedules whose moment did not come."""
-    return [
-        cell.schedule.name for cell in played.cells if cell.schedule.moment and not cell.reached
-    ]
+    cells = (cell for cell in played.cells if not cell.reached)
+    return [cell.schedule.name for cell in cells if cell.schedule.moment]
 
 
 def test_every_moment_was_hit(played: Round) -> None:
@@ -120,12 +111,9 @@ def test_drawn_schedules(
 ) -> None:
     first, count = (pytestconfig.getoption(f"--crash-{name}") for name in ("seed", "schedules"))
     only = pytestconfig.getoption("--crash-only")
-    every = (
-        schedule
-        for seed in itertools.count(first)
-        if (schedule := draw(seed)).name.startswith(only)
-    )
-    drawn = list(itertools.islice(every, count))
+    every = (schedule for schedule in map(draw, itertools.count(first)))
+    fitting = (schedule for schedule in every if schedule.name.startswith(only))
+    drawn = list(itertools.islice(fitting, count))
     failures: list[str] = []
     for start in range(0, count, TOGETHER):
         share = drawn[start : start + TOGETHER]

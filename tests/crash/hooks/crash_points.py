@@ -35,9 +35,7 @@ def passing(ledger: str, point: str) -> None:
         wanted = json.loads(armed.read_text())
     except (OSError, ValueError):
         return
-    if wanted["point"] != point:
-        return
-    if _passed(cell) < wanted["count"]:
+    if wanted["point"] != point or _passed(cell) < wanted["count"]:
         return
     with contextlib.suppress(FileNotFoundError):
         # A rename succeeds in only one of two processes at the point.
@@ -100,6 +98,9 @@ def install() -> None:
     def of_request(body: Any, request: Any) -> str:
         return body.options.ledger if request is not None else ""
 
+    def of_own(own: Any, *_: Any) -> str:
+        return own.options.ledger
+
     def of_seal(own: Any) -> str:
         ctx = own._ctx
         task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
@@ -109,16 +110,11 @@ def install() -> None:
     _around(totals.RowTotals, "check_balance", "answered", lambda own, *_: own._options.ledger)
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, to, later: to.place.uri, after=True)
-    confirm = datasource._Writer
-    _around(confirm, "_confirm", "committed", lambda own, *more: own.options.ledger, after=True)
-    _around(
-        half_commits.HalfMessageCommitter, "ended", "ending",
-        lambda own, *more: own.engine.options.ledger,
-    )  # fmt: skip
-    _around(
-        transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own.options.ledger
-    )
-    _around(resend.Resender, "_deliver", "letters", lambda own, *more: own.options.ledger)
+    _around(datasource._Writer, "_confirm", "committed", of_own, after=True)
+    committer = half_commits.HalfMessageCommitter
+    _around(committer, "ended", "ending", lambda own, *_: own.engine.options.ledger)
+    _around(transactions.TransactionCommitter, "_note", "ended", of_own)
+    _around(resend.Resender, "_deliver", "letters", of_own)
     _wrap_fold(fold._Folder)
 
 
