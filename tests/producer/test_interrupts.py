@@ -149,9 +149,7 @@ def test_thousands_of_interrupts(cluster, tmp_path, way):
 def places(producer):
     engine = producer._session.engine
     broker_requests = sum(health.in_flight for health in producer.broker_health())
-    return (
-        engine.flow.window.requests, engine.flow.window.bytes, broker_requests
-    )  # fmt: skip
+    return engine.flow.window.requests, engine.flow.window.bytes, broker_requests
 
 
 FREE = (0, 0, 0)

@@ -1,5 +1,6 @@
 """Metrics and trace context, judged by OpenTelemetry's own reader and propagator."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +36,6 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.route import TopicRoute
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import held
 from tests.python import run_python
@@ -64,13 +64,17 @@ def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
     }
 
 
+def by_error(reader: InMemoryMetricReader, metric: str, field: str) -> dict[str | None, int]:
+    """Return {error.type: the sum of a field of its data points}."""
+    sums: Counter[str | None] = Counter()
+    for point in points(reader).get(metric, ()):
+        sums[point.attributes.get("error.type")] += getattr(point, field)
+    return dict(sums)
+
+
 def counts(reader: InMemoryMetricReader) -> dict[str | None, int]:
     """Return {error.type: messages}."""
-    messages: dict[str | None, int] = {}
-    for point in points(reader).get(telemetry.SENT, ()):
-        error = point.attributes.get("error.type")
-        messages[error] = messages.get(error, 0) + point.value
-    return messages
+    return by_error(reader, telemetry.SENT, "value")
 
 
 def test_names_and_units_are_those_of_the_conventions(reader: InMemoryMetricReader) -> None:
@@ -82,9 +86,7 @@ def test_names_and_units_are_those_of_the_conventions(reader: InMemoryMetricRead
     messaging_metrics.create_messaging_client_sent_messages(meter).add(1)
 
     def described(source: InMemoryMetricReader) -> set[tuple[str, str, str]]:
-        data = source.get_metrics_data()
-        assert data is not None
-        (scope,) = data.resource_metrics[0].scope_metrics
+        (scope,) = source.get_metrics_data().resource_metrics[0].scope_metrics
         return {(m.name, m.unit, m.description.rstrip(".")) for m in scope.metrics}
 
     assert described(reader) == described(other)
@@ -113,9 +115,7 @@ def test_each_way_to_send_is_measured(reader: InMemoryMetricReader, cluster: Fak
     }  # fmt: skip
 
 
-def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
-    reader: InMemoryMetricReader, cluster: FakeCluster
-) -> None:
+def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(reader, cluster):
     cluster.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "no"), times=1)
     with Producer(nameServer=cluster.name_server, createTopic="") as producer:
         with pytest.raises(RejectedError):
@@ -125,49 +125,38 @@ def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
     assert counts(reader) == {"MESSAGE_ILLEGAL": 1}
     ends = [point.attributes for point in points(reader)[telemetry.DURATION]]
     ports = {end["error.type"]: end.get("server.port") for end in ends}
-    unknown = ports.pop("NO_ROUTE")
-    assert unknown is None and len(ports) == 1
+    assert ports.pop("NO_ROUTE") is None and len(ports) == 1
     assert f"127.0.0.1:{ports['MESSAGE_ILLEGAL']}" in {b.address for b in cluster.brokers}
 
 
-def failures(reader: InMemoryMetricReader) -> dict[str, int]:
+def failures(reader: InMemoryMetricReader) -> dict[str | None, int]:
     """Return {error.type: measured requests}."""
-    requests: dict[str, int] = {}
-    for point in points(reader)[telemetry.DURATION]:
-        if error := point.attributes.get("error.type"):
-            requests[error] = requests.get(error, 0) + point.count
+    requests = by_error(reader, telemetry.DURATION, "count")
+    requests.pop(None, None)
     return requests
 
 
-def test_each_message_of_a_group_that_fails_is_measured(reader: InMemoryMetricReader) -> None:
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("orders", queues=1)
-        with Producer(nameServer=cluster.name_server, sendMsgTimeout=1000) as producer:
-            producer.send_async(Message("orders", b"x")).result(30)
-            cluster.brokers[0].kill()
-            with held(producer):  # The producer's thread takes all messages at once.
-                futures = [producer.send_async(Message("orders", b"x")) for _ in range(60)]
-            assert all(future.exception(30) for future in futures)
-            sent = counts(reader)
-    requests = failures(reader)
-    assert sum(requests.values()) == 60, requests
-    assert sent == {None: 1}
+def test_each_message_of_a_group_that_fails_is_measured(reader, cluster, make_producer):
+    cluster.create_topic("single", 1, brokers=["broker-a"])
+    producer = make_producer(sendMsgTimeout=1000)
+    producer.send_async(Message("single", b"x")).result(30)
+    cluster.kill()
+    with held(producer):  # The producer's thread takes all messages at once.
+        futures = [producer.send_async(Message("single", b"x")) for _ in range(60)]
+    assert all(future.exception(30) for future in futures)
+    assert sum(failures(reader).values()) == 60, failures(reader)
+    assert counts(reader) == {None: 1}
 
 
-def test_an_address_without_a_port_costs_no_other_request_its_result(
-    reader: InMemoryMetricReader, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_without_a_port_costs_no_other_request_its_result(reader, cluster, monkeypatch):
     """A broker may register any text as its address (brokerIP1 and listenPort)."""
     bad, good = cluster.brokers
     route, address = cluster.route, f"[{bad.address}]:listenPort"
 
-    def malformed(topic: str) -> TopicRoute:
-        ours = route(topic)
-        brokers = [
-            replace(broker, addresses={0: address}) if broker.name == bad.name else broker
-            for broker in ours.brokers
-        ]
-        return replace(ours, brokers=tuple(brokers))
+    def malformed(topic):
+        brokers = {broker.name: broker for broker in route(topic).brokers}
+        brokers[bad.name] = replace(brokers[bad.name], addresses={0: address})
+        return replace(route(topic), brokers=tuple(brokers.values()))
 
     monkeypatch.setattr(cluster, "route", malformed)
     good.on_send(Delay(200), times=None)
@@ -189,9 +178,7 @@ class _BrokenInstrument:
     add = record
 
 
-def test_an_sdk_that_raises_costs_no_request_its_result(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_sdk_that_raises_costs_no_request_its_result(cluster, monkeypatch, caplog):
     meter = SimpleNamespace(
         create_histogram=lambda *args, **more: _BrokenInstrument(),
         create_counter=lambda *args, **more: _BrokenInstrument(),
@@ -204,9 +191,7 @@ def test_an_sdk_that_raises_costs_no_request_its_result(
     assert "OpenTelemetry did not take the measurement" in caplog.text
 
 
-def test_failures_without_an_attempt_are_measured(
-    reader: InMemoryMetricReader, cluster: FakeCluster
-) -> None:
+def test_failures_without_an_attempt_are_measured(reader, cluster):
     message = Message("orders", b"x")
     options = SinkOptions.parse(
         nameServer=cluster.name_server, createTopic="", backPressureForAsyncSendNum=1,
@@ -229,12 +214,7 @@ def test_failures_without_an_attempt_are_measured(
     engine.close()
     errors = failures(reader)
     assert {errors[code] for code in ("WINDOW_FULL", "NO_ROUTE", "PRODUCER_CLOSED")} == {1}
-    (waited_s,) = (
-        point.sum
-        for point in points(reader)[telemetry.DURATION]
-        if point.attributes.get("error.type") == "WINDOW_FULL"
-    )
-    assert waited_s >= 0.5
+    assert by_error(reader, telemetry.DURATION, "sum")["WINDOW_FULL"] >= 0.5
     assert counts(reader) == {None: 2}
 
 
@@ -303,24 +283,18 @@ def test_a_context_of_the_messages_own_stays(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize("name", ["properties", "headers", "Properties", "attributes"])
 @pytest.mark.parametrize("own", [{"a": "1"}, None])
 def test_rows_get_the_spans_context_whatever_their_columns_are_called(
-    cluster: FakeCluster, span_of_a_vendor: SpanContext, name: str, own: dict[str, str] | None
-) -> None:
+    cluster, span_of_a_vendor, name, own
+):
     rows = [own, {"traceparent": OWN}, {"a": "1", "tracestate": "own=1"}]
-    table = pa.table(
-        {
-            "body": [b"span", b"own", b"state", b"column"],
-            name: pa.array([*rows, own], pa.map_(pa.string(), pa.string())),
-            "Traceparent": [None, None, None, OWN],
-        }
-    )
+    table = pa.table({
+        "body": [b"span", b"own", b"state", b"column"], "Traceparent": [None, None, None, OWN],
+        name: pa.array([*rows, own], pa.map_(pa.string(), pa.string())),
+    })  # fmt: skip
     mapped = {"columns": "properties=attributes"} if name == "attributes" else {}
     with TableProducer(nameServer=cluster.name_server, topic="orders", **mapped) as tables:
         assert tables.send(table).summary.acked == len(table)
     stored = {message.body: message.properties for message in cluster.messages("orders")}
-    context = {
-        body: (properties["traceparent"], properties.get("tracestate"))
-        for body, properties in stored.items()
-    }
+    context = {body: (p["traceparent"], p.get("tracestate")) for body, p in stored.items()}
     current = f"00-{span_of_a_vendor.trace_id:032x}-{span_of_a_vendor.span_id:016x}-01"
     assert context == {
         b"span": (current, "vendor=theirs"), b"own": (OWN, None), b"state": (current, "own=1"),

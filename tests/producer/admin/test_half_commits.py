@@ -17,7 +17,7 @@ from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.answers import PlainAnswers
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.ids import decode_offset_message_id
-from tests.producer.waiting import until
+from tests.producer.conftest import drive_until
 
 COUNT = 120
 
@@ -28,14 +28,9 @@ def halves(make_producer):
     for number in range(COUNT):
         message = Message("orders", b"%d" % number)
         half = producer.send_in_transaction(message, lambda message, arg: UNKNOWN).send_result
-        log_offset = decode_offset_message_id(half.offset_message_id)
-        queue = half.queue
-        sent_halves.append(
-            Half(
-                "orders", queue.broker_name, queue.queue_id, half.queue_offset, log_offset,
-                half.message_id,
-            )
-        )  # fmt: skip
+        log_offset, queue = decode_offset_message_id(half.offset_message_id), half.queue
+        place = queue.broker_name, queue.queue_id, half.queue_offset, log_offset
+        sent_halves.append(Half("orders", *place, half.message_id))
     return pa.Table.from_pylist([asdict(half) for half in sent_halves], HALVES)
 
 
@@ -58,6 +53,12 @@ def committer(engine):
     return HalfMessageCommitter(engine, group="halves", ordered=False, since_ms=0)
 
 
+def assert_all_committed(cluster, report):
+    assert (report.committed, report.refused) == (COUNT, [])
+    stored = sorted(int(message.body) for message in cluster.messages("orders"))
+    assert stored == list(range(COUNT))
+
+
 @pytest.fixture
 def together(cluster):
     """Let the brokers answer after a while, so that the answers come together on a slow machine."""
@@ -78,9 +79,8 @@ def test_each_queue_is_a_lane_if_order_counts(by_queue, count):
 
 def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, together):
     report = committer(make_engine(sendMsgTimeout=20_000)).commit(halves, doubtful=False)
-    assert (report.committed, report.refused) == (COUNT, [])
-    stored = sorted(int(message.body) for message in cluster.messages("orders"))
-    assert stored == list(range(COUNT)) and max(at_once) >= 16
+    assert_all_committed(cluster, report)
+    assert max(at_once) >= 16
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,7 @@ def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, toge
 def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves, behaviour, times):
     cluster.on(RequestCode.END_TRANSACTION, behaviour, times=times)
     report = committer(make_engine(sendMsgTimeout=3000)).commit(halves, doubtful=False)
-    assert report.committed == COUNT and not report.refused
-    stored = sorted(int(message.body) for message in cluster.messages("orders"))
-    assert stored == list(range(COUNT))
+    assert_all_committed(cluster, report)
 
 
 @pytest.mark.parametrize(("doubtful", "first"), [(False, "the connection to"), (True, "odd")])
@@ -135,7 +133,6 @@ def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, h
 
     monkeypatch.setattr(client, "fill_frames", fill)
     report = committer(engine).commit(halves, doubtful=False)
-    assert report.committed == COUNT and len(calls) > 1
-    until(lambda: engine.drive(0.01) or not engine.client.in_flight)  # Heartbeats may be in flight.
-    stored = sorted(int(message.body) for message in cluster.messages("orders"))
-    assert stored == list(range(COUNT))
+    assert_all_committed(cluster, report)
+    assert len(calls) > 1
+    drive_until(engine, lambda: not engine.client.in_flight)  # Heartbeats may be in flight.

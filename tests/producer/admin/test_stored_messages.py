@@ -3,12 +3,10 @@
 import pytest
 
 from rocket_sink.errors import DeliveryError
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Drop
 from rocket_sink.wire.codes import RequestCode
-from tests.producer.conftest import request
+from tests.producer.conftest import request, send
 
 
 def _send(engine, count):
@@ -33,8 +31,7 @@ def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
     """A torn message counts only if this or another broker also has it whole."""
     engine = make_engine()
     for number in (0, 1, 0):
-        engine.submit(request(number))
-        engine.drain()
+        send(engine, number)
     for number in (0, 1):
         broker, message = next(
             (b, m) for b in cluster.brokers for m in b.store.messages("orders")
@@ -96,16 +93,11 @@ def test_what_is_on_its_way_gets_time_to_arrive(cluster, make_engine):
     assert [of.count(RequestCode.QUERY_MESSAGE) for of in codes] == [1, 1], "each is asked once"
 
 
-def test_a_broker_without_the_topic_is_asked() -> None:
+def test_a_broker_without_the_topic_is_asked(cluster, make_engine):
     """A topic that the first send made is on one broker; an earlier attempt may have tried both."""
-    with FakeCluster(brokers=2) as cluster:
-        cluster.create_topic("orders", brokers=["broker-a"])
-        options = SinkOptions.parse(nameServer=cluster.name_server, storedCheckTimeout=5000)
-        engine = SendEngine(options)
-        try:
-            stored = StoredMessages(engine, since_ms=0, brokers={"orders": ["broker-b"]})
-            stored.settle("orders")
-            assert stored.find("orders", ["NONE"], timed=False) == set()
-        finally:
-            engine.close()
-        assert any(request.code for request in cluster.brokers[1].requests)
+    cluster.create_topic("new", brokers=["broker-a"])
+    engine = make_engine(storedCheckTimeout=5000)
+    stored = StoredMessages(engine, since_ms=0, brokers={"new": ["broker-b"]})
+    stored.settle("new")
+    assert stored.find("new", ["NONE"], timed=False) == set()
+    assert any(request.code for request in cluster.brokers[1].requests)

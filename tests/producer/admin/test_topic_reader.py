@@ -98,17 +98,13 @@ def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: li
     assert lagging == [0]
 
 
-def test_steady_traffic_is_not_waited_for_without_end(
-    cluster: FakeCluster, lagging: list[int]
-) -> None:
+def test_steady_traffic_is_not_waited_for_without_end(cluster, lagging):
     lagging[:] = [1]
     with Admin(nameServer=cluster.name_server) as admin:
         assert not admin.await_dispatched("t", timeout_s=0.1)
 
 
-def test_a_broker_in_its_first_second_is_asked_again(
-    cluster: FakeCluster, lagging: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_in_its_first_second_is_asked_again(cluster, lagging, monkeypatch):
     young = [BrokerError("java.util.NoSuchElementException")] * 2
     runtime_info = Admin.runtime_info
 
@@ -124,9 +120,7 @@ def test_a_broker_in_its_first_second_is_asked_again(
     assert lagging == [0]
 
 
-def test_a_broker_without_dispatch_figures_is_read_at_once(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, monkeypatch):
     cluster.create_topic("t", 1)
     with Admin(nameServer=cluster.name_server) as admin:
         assert not admin.await_dispatched("t")
@@ -148,9 +142,7 @@ GBK = "订单".encode("gbk").decode("utf-8", "surrogateescape")
 """A property value as a C++ client with another encoding stores it."""
 
 
-def test_a_property_in_another_encoding_is_replaced_and_its_place_named(
-    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_property_in_another_encoding_is_replaced_and_its_place_named(cluster, caplog):
     group = "%DLQ%billing"
     broker = cluster.brokers[0]
     for topic in ("orders", group):
@@ -176,9 +168,7 @@ def test_a_property_in_another_encoding_is_replaced_and_its_place_named(
         assert warnings() == [place % group]
 
 
-def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(
-    cluster: FakeCluster,
-) -> None:
+def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(cluster):
     cluster.create_topic("orders", perm=PermName.WRITE, brokers=["broker-b"])
     with Admin(nameServer=cluster.name_server) as admin:
         with pytest.raises(PermissionDeniedError, match="may not be read on broker-b") as caught:
@@ -247,11 +237,8 @@ def store(cluster: FakeCluster, topic: str, ids: Iterable[str]) -> None:
 
 def test_a_topic_is_read_in_bounded_memory(cluster: FakeCluster, topic: str) -> None:
     with Admin(nameServer=cluster.name_server) as admin, memory_below(60 * MIB):
-        count = 0
-        for message in admin.read_topic(topic):
-            assert message.body == BODY
-            count += 1
-        assert count == 2 * COUNT
+        bodies = (message.body for message in admin.read_topic(topic))
+        assert sum(body == BODY for body in bodies) == admin.count(topic) == 2 * COUNT
 
 
 def test_tail(cluster: FakeCluster, topic: str, capsys: pytest.CaptureFixture[str]) -> None:

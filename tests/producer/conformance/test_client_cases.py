@@ -41,17 +41,15 @@ def test_c45_no_name_server_is_given(monkeypatch):
         Producer(producerGroup="g")
 
 
-def test_c45_no_name_server_answers():
+def test_c45_no_name_server_answers(closing):
     with Producer(nameServer=NOWHERE) as producer:
         with pytest.raises(NameServerUnavailableError, match="no name server answered") as caught:
             producer.send(Message("orders", b"x"))
         assert set(caught.value.reasons) == {NOWHERE}
         assert "`rocket-sink cluster up`" in caught.value.text
     remote = f"{NOWHERE};no-such-host.invalid:9876"
-    with (
-        Producer(nameServer=remote) as producer,
-        pytest.raises(NameServerUnavailableError) as caught,
-    ):
+    producer = closing(Producer(nameServer=remote))
+    with pytest.raises(NameServerUnavailableError) as caught:
         producer.send(Message("orders", b"x"))
     assert caught.value.text.endswith("check the option nameServer")
 
@@ -66,9 +64,8 @@ def test_c45_no_route(cluster, make_producer):
 
 @pytest.mark.parametrize(("size", "flag"), [(15, 0), (16, SysFlag.COMPRESSED)])
 def test_c46_a_sync_send_and_a_body_at_the_compression_limit(cluster, make_producer, size, flag):
-    cluster.on_send(
-        Answer(0, ext=(("msgId", "123"), ("queueId", "1"), ("queueOffset", "456"))), times=None
-    )
+    fields = (("msgId", "123"), ("queueId", "1"), ("queueOffset", "456"))
+    cluster.on_send(Answer(0, ext=fields), times=None)
     producer = make_producer(compressMsgBodyOverHowmuch=16)
     result = producer.send(Message("orders", bytes(size)))
     assert result.status == "SEND_OK"
@@ -125,13 +122,9 @@ def test_c47_four_batches_of_which_one_is_bad_twice(cluster, make_producer):
     producer, ends = make_producer(), Ends()
     batch = [Message("orders", b"hello world%d" % n) for n in range(5)]
     queue = MessageQueue("orders", cluster.brokers[0].name, 1)
+    nowhere = {"queue": MessageQueue("orders", "no-such-broker", 0), "timeout_ms": 500}
     for _ in range(2):
-        for options in (
-            {},
-            {"timeout_ms": 5000},
-            {"queue": queue},
-            {"queue": MessageQueue("orders", "no-such-broker", 0), "timeout_ms": 500},
-        ):
+        for options in ({}, {"timeout_ms": 5000}, {"queue": queue}, nowhere):
             ends.attempt(lambda options=options: producer.send_batch(batch, **options))
     assert (ends.calls, ends.bad) == (8, 2)
     assert len(cluster.messages("orders")) == 30
@@ -194,12 +187,8 @@ def test_c72_one_group_and_instance_name_make_one_producer(cluster, make_produce
     first = make_producer(producerGroup="g", instanceName="one")
     with pytest.raises(ConfigurationError, match="instanceName"):
         make_producer(producerGroup="g", instanceName="one")
-    others = [
-        make_producer(producerGroup="g", instanceName="two"),
-        make_producer(producerGroup="h", instanceName="one"),
-        make_producer(producerGroup="g"),
-        make_producer(producerGroup="g"),
-    ]
+    named = ({"instanceName": "two"}, {"producerGroup": "h", "instanceName": "one"}, {}, {})
+    others = [make_producer(**{"producerGroup": "g", **names}) for names in named]
     assert len({producer._session.engine.identity.client_id for producer in others}) == 4
     first.close()
     again = make_producer(producerGroup="g", instanceName="one")

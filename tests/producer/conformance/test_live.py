@@ -1,5 +1,7 @@
 """Java's integration tests on real brokers, by their numbers in the conformance list."""
 
+from collections import defaultdict
+
 import pytest
 
 from rocket_sink.errors import InvalidQueueError, MessageError, Outcome
@@ -102,24 +104,18 @@ def test_c70_no_callback_and_a_raising_selector(topic, producer):
 
 
 def test_c71_a_hundred_messages_in_one_batch(real, topic, producer):
-    messages = [
-        Message(
-            topic, b"%d" % n, tags="tags123", keys=["keys123"], flag=123, wait_store=False,
-            properties={"n": str(n)},
-        )
-        for n in range(100)
-    ]  # fmt: skip
+    fields = {"tags": "tags123", "keys": ["keys123"], "flag": 123, "wait_store": False}
+    messages = [Message(topic, b"%d" % n, properties={"n": str(n)}, **fields) for n in range(100)]
     (result,) = producer.send_batch(messages)
     ids, offset_ids = result.message_id.split(","), result.offset_message_id.split(",")
     assert len(set(ids)) == len(set(offset_ids)) == 100
     stored_messages = sorted(await_stored(real, topic, 100), key=lambda m: m.queue_offset)
     assert [m.offset_message_id for m in stored_messages] == offset_ids
     assert [m.message_id for m in stored_messages] == ids
+    texts = {"TAGS": "tags123", "KEYS": "keys123", "WAIT": "false"}
     for number, message in enumerate(stored_messages):
         assert message.flag == 123
-        assert {
-            "TAGS": "tags123", "KEYS": "keys123", "WAIT": "false", "n": str(number),
-        }.items() <= message.properties.items()  # fmt: skip
+        assert {**texts, "n": str(number)}.items() <= message.properties.items()
 
 
 @pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])
@@ -132,20 +128,17 @@ def test_c71_queue_types(real, producer, kind):
         (result,) = producer.send_batch([Message(name, b"%d-%d" % (turn, n)) for n in range(10)])
         assert result.queue_offset == turn * 10
         assert len(set(result.offset_message_id.split(","))) == 10
-    messages = await_stored(real, name, 30)
-    assert [m.body for m in messages] == [
-        b"%d-%d" % (turn, n) for turn in range(3) for n in range(10)
-    ]
+    bodies = [m.body for m in await_stored(real, name, 30)]
+    assert bodies == [b"%d-%d" % (turn, n) for turn in range(3) for n in range(10)]
 
 
 def test_c73_order_per_queue(real, topic):
     with Producer(**real.client_options(), ordering="strict") as producer:
         for number in range(60):
             producer.send(Message(topic, b"%d" % number, sharding_key=f"key-{number % 6}"))
-    places: dict[tuple[int, int], list[int]] = {}
+    places = defaultdict(list)
     for message in await_stored(real, topic, 60):
-        place = (message.store_host[1], message.queue_id)
-        places.setdefault(place, []).append(int(message.body))
+        places[message.store_host[1], message.queue_id].append(int(message.body))
     assert all(numbers == sorted(numbers) for numbers in places.values())
     assert sum(map(len, places.values())) == 60
     homes = {number % 6: place for place, numbers in places.items() for number in numbers}

@@ -62,9 +62,8 @@ def test_the_documented_commands_find_a_message_of_any_age(real, topic):
     (block,) = [block for block in blocks_of(PAGE) if "mqadmin" in block.text]
     with FakeCluster() as fake:
         fake.create_topic(topic, 1)
-        for line in (
-            Template(block.text.replace(" flights ", f" {topic} ")).substitute(values).splitlines()
-        ):
+        text = Template(block.text.replace(" flights ", f" {topic} ")).substitute(values)
+        for line in text.splitlines():
             command, _, versions = line.partition(" # ")
             _, name, _, _, *arguments = shlex.split(command)
             version = versions[:5]

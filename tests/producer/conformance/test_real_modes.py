@@ -1,8 +1,8 @@
 """The producer's modes on real brokers, read back here and by RocketMQ's admin tool."""
 
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -83,10 +83,8 @@ def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path
     """Java's consumer sees all acknowledged messages and skips no offset."""
     topic = "wants-keys"
     make_topic(real, topic, attributes={"cleanup.policy": "COMPACTION"})
-    columns = {
-        "body": [b"row-%d" % n for n in range(10)],
-        "keys": [f"row-{n}" if n % 2 else None for n in range(10)],
-    }
+    keys = [f"row-{n}" if n % 2 else None for n in range(10)]
+    columns = {"body": [b"row-%d" % n for n in range(10)], "keys": keys}
     options = SinkOptions.parse(nameServer=real.name_server, topic=topic, ledger=str(tmp_path))
     total = run_task(options, CTX, columns)
     assert (total.acked, total.dead) == (5, 5)
@@ -170,24 +168,23 @@ def test_c73_delay_levels(real, topic):
 
 def test_a_request_gets_its_reply_through_another_broker(real, topic):
     options = {"nameServer": real.name_server}
-    replies = []
-    with Producer(**options, producerGroup="asks") as asker, Producer(**options) as replier:
+    with (
+        Producer(**options, producerGroup="asks") as asker,
+        Producer(**options) as replier,
+        ThreadPoolExecutor(1) as threads,
+    ):
         queue = asker.fetch_publish_message_queues(topic)[0]
-        asking = threading.Thread(
-            target=lambda: replies.append(asker.request(Message(topic, b"ping"), 30, queue=queue))
-        )
-        asking.start()
+        asking = threads.submit(asker.request, Message(topic, b"ping"), 30, queue=queue)
         until(lambda: stored(real, topic), 30.0)
         (asked,) = stored(real, topic)
-        for reply in (b"pong", b"too late"):  # The second reply finds no request that waits.
-            replier.reply(asked, reply, properties={"x": "1"})
-        asking.join(30)
+        for text in (b"pong", b"too late"):  # The second reply finds no request that waits.
+            replier.reply(asked, text, properties={"x": "1"})
+        reply = asking.result(30)
         until(lambda: asker.late_replies == 1)
         asker.close()
         with pytest.raises(RequesterGoneError):
             replier.reply(asked, b"nobody asks any more")
         assert not replier.isolations()
-    (reply,) = replies
     assert (reply.body, reply.properties["x"]) == (b"pong", "1")
     assert reply.topic == "DefaultCluster_REPLY_TOPIC"
 
@@ -195,19 +192,17 @@ def test_a_request_gets_its_reply_through_another_broker(real, topic):
 def test_traces_are_what_the_admin_tool_reads(real, topic):
     with Producer(nameServer=real.name_server, producerGroup="traced", enableTrace=True) as one:
         sent = one.send(Message(topic, b"abc", tags="t", keys=["k1"]))
-    traces = []
+    traces = {}
 
-    def found():
-        traces[:] = [
-            trace
-            for message in read_topic(real.name_server, "RMQ_SYS_TRACE_TOPIC")
-            for trace in decode_trace(message.body.decode())
-            if isinstance(trace, PubTrace) and trace.message_id == sent.message_id
-        ]
-        return traces
+    def is_traced():
+        for message in read_topic(real.name_server, "RMQ_SYS_TRACE_TOPIC"):
+            of_message = decode_trace(message.body.decode())
+            traces.update((t.message_id, t) for t in of_message if isinstance(t, PubTrace))
+        return sent.message_id in traces
 
-    until(found, 20.0)
-    assert (traces[0].producer_group, traces[0].success) == ("traced", True)
+    until(is_traced, 20.0)
+    trace = traces[sent.message_id]
+    assert (trace.producer_group, trace.success) == ("traced", True)
     until(lambda: _indexed(real, "RMQ_SYS_TRACE_TOPIC", sent.message_id), 20.0)
     shown = real.admin("QueryMsgTraceById", "-i", sent.message_id)
     assert "traced" in shown and "Pub" in shown and "success" in shown

@@ -22,10 +22,9 @@ Places = dict[str, tuple[str, int]]
 
 
 def java_places(real: LocalCluster, topic: str, kind: str, numbers: list[int]) -> Places:
-    sent = run_java(
-        FOLDER / "SendNumbers.java", real.name_server, topic, kind, version=GENERATIONS[0],
-        lines="".join(f"{number}\n" for number in numbers),
-    )  # fmt: skip
+    arguments = (real.name_server, topic, kind)
+    lines = "".join(f"{number}\n" for number in numbers)
+    sent = run_java(FOLDER / "SendNumbers.java", *arguments, version=GENERATIONS[0], lines=lines)
     return {text: (broker, int(queue)) for _, text, broker, queue in sent}
 
 
@@ -50,15 +49,9 @@ def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
                 text = str(number)
                 producer.send(Message(topic, b"x", keys=[single + text], sharding_key=text))
         with TableProducer(topic=topic, **options) as rows:
-            result = rows.send(
-                pa.table(
-                    {
-                        "body": [b"x"] * len(NUMBERS),
-                        "keys": [f"{table}{number}" for number in NUMBERS],
-                        "sharding_key": pa.array(NUMBERS, pa.int64()),
-                    }
-                )
-            )
+            keys = [f"{table}{number}" for number in NUMBERS]
+            columns = {"body": [b"x"] * len(NUMBERS), "keys": keys}
+            result = rows.send(pa.table({**columns, "sharding_key": pa.array(NUMBERS, pa.int64())}))
         assert not result.dead_letters.num_rows
         assert stored_places(real, topic, single) == by_kind[kind]
         assert stored_places(real, topic, table) == by_kind[kind]

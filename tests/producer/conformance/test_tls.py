@@ -97,21 +97,18 @@ def test_c66_tls_to_brokers_without(real):
     ("case", "named"), [("wrong CA", "tlsCa"), ("no client certificate", "tlsCert")]
 )
 def test_a_refusal_by_the_brokers_only_is_fatal_at_once(
-    requiring, authority, tmp_path, case, named
+    requiring, authority, closing, tmp_path, case, named
 ):
     """The name server's certificate is a trusted one, so only Netty's handshake fails."""
-    relay = TlsRelay(requiring.name_server, authority.server("ns", IP))
+    relay = closing(TlsRelay(requiring.name_server, authority.server("ns", IP)))
     trusted = authority.file.read_text()
     if case == "no client certificate":
         trusted += Path(requiring.tls_ca).read_text()
     (tmp_path / "trusted.pem").write_text(trusted)
     options = {"tlsMode": "verify-full", "tlsCa": tmp_path / "trusted.pem"}
-    try:
-        with Producer(nameServer=relay.address, sendMsgTimeout=60_000, **options) as producer:
-            for _ in range(5):
-                with pytest.raises(TlsRefusedError, match=named) as caught:
-                    producer.send(Message("tls", b"x"))
-                assert caught.value.attempts == 1
-            assert producer.isolations() == []
-    finally:
-        relay.close()
+    with Producer(nameServer=relay.address, sendMsgTimeout=60_000, **options) as producer:
+        for _ in range(5):
+            with pytest.raises(TlsRefusedError, match=named) as caught:
+                producer.send(Message("tls", b"x"))
+            assert caught.value.attempts == 1
+        assert producer.isolations() == []
