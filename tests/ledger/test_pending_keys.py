@@ -29,7 +29,9 @@ def readers(spark: Any, ledger: Ledger) -> list[Query]:
     return [by_duckdb, reader(ledger.rows(spark))]
 
 
-def test_keys_are_held_until_their_last_letter_is_resolved(tmp_path: Path) -> None:
+def test_keys_are_held_until_their_last_letter_is_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, later = PendingKeys(place), context(epoch=9)
     ledger.create(JAVALESS)
@@ -52,6 +54,9 @@ def test_keys_are_held_until_their_last_letter_is_resolved(tmp_path: Path) -> No
     ledger.append(JAVALESS, resolution_rows({"letter_id": ids[1:], "resolution": "parked"}, ctx))
     assert release(JAVALESS, place) == 1
     assert keys.held_for(later) == {"t": {"c"}}, "its attempt is not known yet"
+    with monkeypatch.context() as gone:  # Another process may remove a note after its listing.
+        gone.setattr(NoteStore, "read", lambda *_: None)
+        assert keys.held_for(later) == {}
 
     ledger.append(JAVALESS, accounts(context(epoch=3), acked=1))
     assert release(JAVALESS, place) == 1, "a later epoch: the attempt never counted"

@@ -13,9 +13,9 @@ from rocket_sink import cli
 from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.records import send_rows
-from rocket_sink.ledger.sql import Scope
+from rocket_sink.ledger.sql import Scope, Scoped
 from rocket_sink.ledger.tune import suggest
-from rocket_sink.ledger.tune.replay import Attempts, replay
+from rocket_sink.ledger.tune.replay import Attempts, read_attempts, replay
 from rocket_sink.ledger.tune.suggest import (
     DEFAULT,
     NOTHING_TO_GAIN,
@@ -140,6 +140,8 @@ def test_a_group_stands_for_its_percentiles() -> None:
 
 def test_candidates_move_the_first_class_that_isolates() -> None:
     candidates = profiles()
+    variants = [f"from {ms} ms" for ms in ("100", "250", "1,000", "2,000")]
+    assert [*candidates] == [RECORDED, DEFAULT, "4.x", *variants]
     assert candidates[RECORDED] is None
     assert candidates[DEFAULT] == PROFILES["5.x"]
     profile = candidates["from 1,000 ms"]
@@ -268,6 +270,8 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     fast = quick_ledger(tmp_path)
     scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
     by_duckdb = tune(fast.query, fast.path, scope)
+    isolates = read_attempts(Scoped(fast.query, Scope()), 99).isolates
+    assert isolates.sum() == 1, "a timeout isolates its broker"
     if driver == "spark":
         rows = ledger.rows(request.getfixturevalue("spark"))
         by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)

@@ -89,6 +89,15 @@ def test_a_stream_that_stopped_finds_each_commit_and_its_files(
     assert DeltaTable(growth.place.root, version=55).version() == 55
 
 
+def test_checkpoints_of_many_files_are_seldom(
+    growth: Growth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth_module, "_ACTIONS_PER_COMMIT", 1)
+    for _ in range(EPOCHS):
+        growth.grow()
+    assert len([*Path(growth.place.root, "_delta_log").glob("*.checkpoint.parquet")]) == 2
+
+
 @pytest.mark.parametrize("name", ["kind=send/../../../outside.parquet", "_spool/q-x/0/x.arrow"])
 def test_a_forged_commit_deletes_no_other_file(growth: Growth, tmp_path: Path, name: str) -> None:
     growth.grow()
