@@ -60,7 +60,7 @@ def test_keys_are_held_until_their_last_letter_is_resolved(
 
     ledger.append(JAVALESS, accounts(context(epoch=3), acked=1))
     assert release(JAVALESS, place) == 1, "a later epoch: the attempt never counted"
-    assert keys.held_for(later) == {}
+    assert keys.held_for(later) == {} and NoteStore(place, "pending").names() == []
 
 
 def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(

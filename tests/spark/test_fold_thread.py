@@ -101,6 +101,9 @@ def test_what_a_confirmation_tells(
     names = ("num_input_rows", "rows_in", "duplicates_possible")
     noted = [tuple(each[name] for name in names) for each in rows if each["partition"] is None]
     assert noted == ([] if row is None else [row])
+    assert ledger.new_queries() == []
+    ledger.confirm(done(0, 1))
+    assert [ledger.new_queries() for _ in range(2)] == [[QUERY], []]
 
 
 def test_rows_do_not_expire_only_after_a_fold(

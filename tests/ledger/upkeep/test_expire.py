@@ -123,6 +123,7 @@ def test_pending_letters_stay_with_their_accounts(rows: Rows) -> None:
     assert expired.kept["dead_letter"] == 2  # pending, and of the last two epochs
     assert rows.query("SELECT letter_id FROM pending_letters ORDER BY letter_id") == before
     assert rows.epochs("dead_letter") == rows.epochs("epoch") == [1, 4, 5]
+    assert rows.epochs("send") == [4, 5]
     assert rows.query("SELECT letter_id FROM resolutions") == [
         {"letter_id": letter_id(rows.letters[4])}
     ]
