@@ -13,6 +13,7 @@ from rocket_sink.errors import (
     MessageIllegalError,
     NoRouteError,
     Outcome,
+    ProducerClosedError,
     QueueMovedError,
     RequestTimeoutError,
     TopicNotFoundError,
@@ -21,6 +22,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.route import QueueMapping
 from tests.producer.conftest import drive_until, is_well, request, send, submit
 
@@ -331,5 +333,15 @@ def test_closing_completes_what_is_pending_and_drain_has_a_deadline(cluster, mak
         engine.close(timeout_s=0.2)
     completions = engine.take() if closes else engine.drain(engine.clock() + 0.2)
     assert [c.outcome for c in completions] == [Outcome.UNKNOWN] * 5 and engine.pending == 0
-    assert closes or not engine.is_broken
+    assert engine.is_broken is closes
     engine.close()
+    with pytest.raises(ProducerClosedError):
+        engine.submit(request(6))
+
+
+def test_an_engine_that_is_abandoned_is_closed_and_says_nothing(cluster, make_engine):
+    engine = make_engine()
+    send(engine)
+    engine.abandon()
+    engine.close()
+    assert engine.is_broken and not cluster.requests(RequestCode.UNREGISTER_CLIENT)
