@@ -28,7 +28,9 @@ from tests.producer.conftest import drive_until, is_well, request, send, submit
 
 
 def test_acked(cluster, make_engine):
-    completion = send(make_engine(), 1)
+    engine = make_engine()
+    completion = send(engine, 1)
+    assert engine.poll(3600.0) == [], "nothing is pending"
     assert completion.outcome is Outcome.ACKED
     assert completion.result.status == "SEND_OK"
     (stored,) = cluster.messages("orders")
