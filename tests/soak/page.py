@@ -55,12 +55,11 @@ def section(results: Mapping[str, Any]) -> str:
     }  # fmt: skip
     lanes = [
         [
-            name,
-            f"{row['delivery']}, order {row['ordering']}",
+            name, f"{row['delivery']}, order {row['ordering']}",
             *(str(row.get(key, "")) for key in columns),
         ]
         for name, row in results["lanes"].items()
-    ]
+    ]  # fmt: skip
     flat = [
         [row["what"], row["measure"], _number(row["first"]), _number(row["last"]),
          _number(row["growth"]) if row["judged"] else "", _held(row)]

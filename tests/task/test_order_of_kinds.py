@@ -47,11 +47,10 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
 @pytest.mark.parametrize(
     ("batches", "expected"),
     [
-        ([[3, 1], [None, None]], [1, 3, None, None]),
-        ([[None, None], [3, 1]], [1, 3, None, None]),
+        ([[3, 1], [None, None]], [1, 3, None, None]), ([[None, None], [3, 1]], [1, 3, None, None]),
         ([[None], [None]], [None, None]),
     ],
-)
+)  # fmt: skip
 def test_rows_are_sorted_however_batches_are_cut(batches, expected):
     schema = pa.schema([("body", pa.string()), ("sharding_key", pa.string()), ("ts", pa.int64())])
 

@@ -968,10 +968,9 @@ class TestOrderBy:
             if run.body is not None:
                 run.body._sorter._limit = memory_bytes
             run.feed(
-                body=[f"{n:05d}".encode() for n in part],
-                sharding_key=[f"k{n % 7}" for n in part],
+                body=[f"{n:05d}".encode() for n in part], sharding_key=[f"k{n % 7}" for n in part],
                 n=part,
-            )
+            )  # fmt: skip
         assert isinstance(run.body._sorter, RowSorter)  # type: ignore[union-attr]
         run.finish()
         for messages in engine.stored.values():

@@ -25,11 +25,10 @@ from tests.decoding import batch_body, decode_message_id, message_id
 UNTIMED = settings(deadline=None)
 MESSAGES = st.lists(
     st.tuples(
-        st.binary(min_size=1, max_size=30),
-        st.text("ab\x01\x02é", max_size=12),
+        st.binary(min_size=1, max_size=30), st.text("ab\x01\x02é", max_size=12),
         st.integers(-(2**31), 2**31 - 1),
     )
-)
+)  # fmt: skip
 
 
 def encoded(rows: list[tuple[bytes, str, int]], *, large: bool = False) -> EncodedBatch:

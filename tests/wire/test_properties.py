@@ -89,11 +89,10 @@ def test_a_message_keeps_its_own_id():
 @pytest.mark.parametrize(
     ("field", "name"),
     [
-        ("delay_ms", "TIMER_DELAY_MS"),
-        ("delay_s", "TIMER_DELAY_SEC"),
+        ("delay_ms", "TIMER_DELAY_MS"), ("delay_s", "TIMER_DELAY_SEC"),
         ("delivery_timestamp_ms", "TIMER_DELIVER_MS"),
     ],
-)
+)  # fmt: skip
 def test_timed_delivery(field: str, name: str):
     text = properties_of(Message("t", b"b", **{field: 0}), message_id="I")
     assert decode_properties(text)[name] == "0"

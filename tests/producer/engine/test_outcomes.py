@@ -1,6 +1,7 @@
 """The five outcomes, and the next attempt after each error."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -182,6 +183,19 @@ def test_retry_goes_elsewhere_with_that_brokers_header(cluster, make_engine):
         assert completion.outcome is Outcome.ACKED
         assert completion.result.queue == MessageQueue("orders", "broker-b", 0)
     assert len(cluster.broker("broker-b").store.messages("orders")) == 10
+
+
+@pytest.mark.parametrize("selector", ["round_robin", "random", "weighted"])
+def test_a_retry_goes_to_another_broker_without_the_fault_table(cluster, make_engine, selector):
+    engine = make_engine(faultTable="off", queueSelector=selector)
+    send(engine, "warm")
+    for number in range(24):
+        cluster.behave()
+        cluster.on_send(CloseConnection(stores=False), times=1)
+        attempts = send(engine, number, attempts=3).attempts
+        assert len(attempts) >= 2
+        for before, after in pairwise(attempts):
+            assert before.broker_name != after.broker_name
 
 
 def test_a_given_queue_is_kept(cluster, make_engine):

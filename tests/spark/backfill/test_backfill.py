@@ -154,10 +154,8 @@ class TestDeadLetters:
         assert in_order == [b"body 0", b"body 2"]
         rows = Ledger(options.ledger).resolutions(spark).collect()
         assert {(r.letter_id, r.resolution, r.note) for r in rows if r.resolution != "resent"} == {
-            (ids[6], "parked", "by hand"),
-            (ids[7], "parked", None),
-            (ids[7], "unparked", "mended"),
-        }
+            (ids[6], "parked", "by hand"), (ids[7], "parked", None), (ids[7], "unparked", "mended"),
+        }  # fmt: skip
 
     def test_a_letter_that_fails_often_is_left_alone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
