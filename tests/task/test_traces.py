@@ -7,8 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rocket_sink.errors import Outcome
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.tracing import RequestTraces
 from rocket_sink.testing import Answer, Drop, FakeCluster
@@ -115,3 +117,6 @@ def test_as_many_requests_are_drawn_as_the_sample_says(cluster: FakeCluster) -> 
     sample = RequestTraces(options, SendEngine(options), np.random.default_rng(1))
     counts = [len(sample._sampled_positions(1 + n % 7)) for n in range(7000)]
     assert sum(counts) == pytest.approx(0.2 * 28_000, rel=0.05)
+    sample.in_flight = 2
+    ends = [Completion(token, Outcome.ACKED, None, None) for token in (sample, "a row's request")]
+    assert [sample.take(end) for end in ends] == [True, False] and sample.in_flight == 1

@@ -41,6 +41,7 @@ def test_acked(cluster, make_engine):
     assert not completion.maybe_duplicate
     (attempt,) = completion.attempts
     assert attempt.outcome is Outcome.ACKED and attempt.wire_bytes > attempt.body_bytes > 0
+    assert (attempt.attempt, attempt.message_count) == (1, 1)
 
 
 def test_the_record_of_a_batch_keeps_the_first_offset_id_only(make_engine):
