@@ -48,6 +48,17 @@ def test_each_broker_has_its_own_ports_and_store(runtime: Runtime) -> None:
     assert nodes.brokers[1].address == "127.0.0.1:20010"
 
 
+def test_processes_take_little_memory(runtime: Runtime) -> None:
+    nodes = built(Wanted(heap_mb=128), runtime)
+    for node, flags in (
+        (nodes.name_server, {"-Xms32m", "-Xmx128m"}),
+        (nodes.brokers[0], {"-Xms128m", "-Xmx128m", "-XX:MaxDirectMemorySize=128m"}),
+        (built(Wanted(), runtime).brokers[0], {"-Xms256m", "-Xmx512m"}),
+    ):
+        assert flags <= {*node.spec.command}
+    assert "-XX:TieredStopAtLevel=1" in nodes.name_server.spec.command
+
+
 def test_the_users_lines_have_the_last_word(runtime: Runtime) -> None:
     wanted = Wanted(queues=9, broker_config={"autoCreateTopicEnable": "false", "x": "y"})
     settings = built(wanted, runtime).brokers[0].spec.settings

@@ -5,8 +5,9 @@ import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock, call
 
 import pyarrow.parquet
 import pytest
@@ -15,9 +16,10 @@ from pyspark.sql import Row
 from rocket_sink.cluster import Broker
 from rocket_sink.commands.common.output import show
 from rocket_sink.commands.demo import _empty_folder
+from rocket_sink.commands.demo import run as demo
 from rocket_sink.commands.demo.flights import BODY, Flights, verdict, write_flights
 from rocket_sink.commands.demo.run import DemoSummary, FaultInjector
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.errors import ConfigurationError, RocketSinkError
 from rocket_sink.ledger.report import Report
 from rocket_sink.ledger.report.values import ErrorFigures, IsolationFigures, Totals
 from rocket_sink.ledger.sql import Scope
@@ -221,6 +223,65 @@ def test_the_end_says_what_went_wrong(
     (line,) = [line for line in out.splitlines() if line.startswith("  rocket-sink ")]
     assert shlex.split(line) == ["rocket-sink", "report", "--ledger", str(place)]
     check_command(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("failure", [None, ValueError("no such column")])
+def test_the_demo_without_its_cluster(
+    failure: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Break the last broker in mid-run, and repair it, even if the stream ends before."""
+    broker, cluster, spark, sink = Mock(spec=Broker), MagicMock(), MagicMock(), MagicMock()
+    broker.name = "broker-b"
+    first = SimpleNamespace(name="broker-a")
+    cluster.return_value.__enter__.return_value = SimpleNamespace(
+        name_server="n:1", brokers=[first, broker], create_topic=Mock()
+    )
+    query = MagicMock(recentProgress=[])
+    looks = iter([0, 1000, 1049, 1050, 3000])
+
+    def is_active(_: object) -> bool:
+        rows = next(looks, None)
+        query.recentProgress[:] = [{"numInputRows": 3000 if rows is None else rows}]
+        if rows is not None:
+            assert broker.method_calls == ([call.freeze()] if rows > 1050 else [])
+        return rows is not None
+
+    type(query).isActive = property(is_active)
+    query.exception.return_value = failure
+    writer = sink.return_value.stream.return_value.option.return_value
+    writer.trigger.return_value.start.return_value = query
+    report = Report("/l", Scope(), Totals(rows_in=ROWS))
+    counts = {"stored": ROWS, "distinct": ROWS, "keys": 9, **GOOD}
+    made = {
+        "LocalCluster": cluster, "RocketSink": sink, "Admin": MagicMock(), "register": Mock(),
+        "Ledger": MagicMock(**{"return_value.report.return_value": report}),
+        "verdict": Mock(return_value=Row(**counts)), "Source": MagicMock(), "_POLL_S": 0,
+        "spark_session": MagicMock(**{"return_value.__enter__.return_value": spark}),
+    }  # fmt: skip
+    for name, each in made.items():
+        monkeypatch.setattr(demo, name, each)
+    try:
+        assert demo.run(tmp_path, ROWS, "freeze")
+    except RocketSinkError as error:
+        assert failure and str(error) == "the stream failed: ValueError: no such column"
+    assert broker.method_calls == ([call.freeze()] if failure else [call.freeze(), call.thaw()])
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert lines[0].startswith("rocket-sink demo: 3,000 flights, 2 brokers, one frozen in mid-run")
+    assert lines[1].startswith("flights: 3,000 rows in 1 files, ")
+    assert lines[2].startswith("cluster: starting RocketMQ")
+    assert lines[3] == "cluster: name server n:1, broker-a, broker-b"
+    assert "stream: 3,000 in " in shown.err and "UTC: broker-b is frozen" in shown.err
+    wanted = {"nameServer": "n:1", "topic": "flights", "ordering": "strict"}
+    assert sink.call_args.kwargs == {**wanted, "ledger": str(tmp_path / "ledger")}
+    assert made["Source"].call_args.args[:2] == ("parquet", str(tmp_path / "flights"))
+    assert made["spark_session"].call_args.kwargs["spark_conf"] == {
+        "spark.sql.warehouse.dir": str(tmp_path / "checkpoint/warehouse")
+    }
+    if not failure:
+        assert "PASSED" in shown.out and lines[-1].endswith(" s in all")
+        assert made["Admin"].return_value.__enter__.return_value.await_dispatched.called
 
 
 @pytest.mark.parametrize("passed", [True, False])

@@ -303,9 +303,10 @@ def test_questions_are_answered_until_ctrl_c(
 
 
 @pytest.mark.parametrize("more", ["--trigger '1 second' --stop-timeout 5", "--batch"])
+@pytest.mark.parametrize("lane", ["foreach", "datasource", "foreachBatch"])
 @pytest.mark.parametrize("error", [None, "a row cannot be sent"])
 def test_a_stream_is_run_and_reported(
-    ledger: str, cluster: FakeCluster, more: str, error: str | None,
+    ledger: str, cluster: FakeCluster, more: str, error: str | None, lane: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     run_it = MagicMock(return_value=Report(rows_read=2, epochs=1, seconds=0.5, error=error))
@@ -316,15 +317,15 @@ def test_a_stream_is_run_and_reported(
     place = "" if is_batch else "--checkpoint ck"
     words = (
         f"stream --format rate --path p --schema 'a INT' --where a>1 --select x --select y {place} "
-        f"--source-option rows=5=6 --lane datasource -t t -n {cluster.name_server} {more}"
+        f"--source-option rows=5=6 --lane {lane} -t t -n {cluster.name_server} {more}"
     )
     done = run(words, ledger, code=bool(error))
     assert done.out == "2 rows in 1 micro-batch, 0.5 s, 4.0 rows/s\n"
     assert done.err.splitlines()[1:] == ([f"rocket-sink: {error}"] if error else [])
-    _, source, sink, lane = run_it.call_args.args
+    _, source, sink, asked = run_it.call_args.args
     assert source == Source("rate", "p", "a INT", {"rows": "5=6"}, "a>1", ("x", "y"))
     assert sink == {"topic": "t", "ledger": ledger, "nameServer": cluster.name_server}
-    assert lane == "datasource" and finish.call_args.args[1:] == (run_it.return_value, sink)
+    assert asked == lane and finish.call_args.args[1:] == (run_it.return_value, sink)
     assert is_batch or run_it.call_args.kwargs == {
         "checkpoint": str(Path("ck").absolute()), "trigger": "1 second", "stop_timeout_s": 5,
     }  # fmt: skip

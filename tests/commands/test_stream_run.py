@@ -27,7 +27,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.query.live import BrokerSums
 from rocket_sink.ledger.records import in_order
 from tests.docs.checks import check_command
-from tests.ledger.night import store
+from tests.ledger.night import at, store
 from tests.ledger.values import accounts, confirmed, context, letter, session, write_spool
 
 TYPES = {"queue_id": IntegerType()}
@@ -341,8 +341,9 @@ def test_a_run_ends_with_its_sums_and_with_what_to_do(report: Report, first: str
 def test_the_counts_of_a_run(tmp_path: Any, report: Report, counts: dict[str, int]) -> None:
     """A stream is known by its run: with `appId` the ledger's query id is the appId."""
     ctx, batch = context(), context(query_id="batch", run_id="b", lane="batch")
+    old = accounts(context(query_id="old", run_id="o", lane="batch"), acked=7)
     rows = [letter(ctx), letter(ctx, reason="data"), accounts(ctx, acked=8, dead=1),
-            confirmed(ctx, 9)]  # fmt: skip
+            confirmed(ctx, 9), at(old, SOON - dt.timedelta(days=1))]  # fmt: skip
     path = store(tmp_path / "ledger", in_order(rows, 1 << 32))
     write_spool(path, batch, accounts(batch, acked=5))
     assert finish(session(), report, {}) is report and not report.ledger
