@@ -117,10 +117,7 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
         ),
     ],
 )  # fmt: skip
-def test_the_flags_are_the_selection(
-    planned: Any, more: tuple[str, ...], selection: Selection, wanted: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_the_flags_are_the_selection(planned, more, selection, wanted, capsys):
     """A topic of a configuration file changes no dead letter's topic."""
     Path("conf").write_text("topic = of the file\n")
     assert run_command(*WORDS, "--conf", "conf", *more).code == 0
@@ -175,9 +172,7 @@ SAMPLE = [{"topic": "orders", "keys": ["a"], "tries": 2, "body_bytes": 1000, "ot
         (Plan(2, 2), None, ["2 of them selected", "  which of them wait for a broker is not"]),
     ],
 )  # fmt: skip
-def test_a_dry_run_prints_the_plan(
-    planned: Any, plan: Plan, away: dict[str, int] | None, parts: list[str]
-) -> None:
+def test_a_dry_run_prints_the_plan(planned, plan, away, parts):
     planned.the_plan, planned.away, at = plan, away, 0
     done = run_command(*WORDS, "--dry-run")
     assert done.code == 0 and planned.sample == 5 and not planned.check_name_server.called

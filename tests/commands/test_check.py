@@ -4,7 +4,7 @@ import datetime as dt
 import errno
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,7 @@ def check(cluster: FakeCluster, *more: str, topic: str = "t", code: int = 0) -> 
 
 
 @pytest.mark.parametrize(("hours", "code"), [(1, 1), (25, 0)])
-def test_a_broker_that_the_ledger_knows_is_missed(
-    cluster: FakeCluster, tmp_path: Path, hours: int, code: int
-) -> None:
+def test_a_broker_that_the_ledger_knows_is_missed(cluster, tmp_path, hours, code):
     now = dt.datetime.now(dt.timezone.utc)
     both = [attempt(broker_name=name) for name in ("broker-a", "broker-b")]
     rows = at(send_rows(both, context()), now - dt.timedelta(hours=hours))
@@ -113,9 +111,7 @@ def test_a_full_disk_is_in_the_way(cluster: FakeCluster, used: str, code: int) -
 @pytest.mark.parametrize(
     ("delivery", "state"), [("at_least_once", "note"), ("effectively_once", "fail")]
 )
-def test_the_first_line_says_that_there_is_a_proxy(
-    cluster: FakeCluster, delivery: str, state: str
-) -> None:
+def test_the_first_line_says_that_there_is_a_proxy(cluster, delivery, state):
     cluster.on_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, UNKNOWN, times=None)
     findings = check(cluster, "-O", f"delivery={delivery}", code=int(state == "fail"))
     first, (proxy_state, text) = next(iter(findings.items()))
@@ -147,9 +143,7 @@ NS = {"one:1": {("a", "1"), ("b", "2")}, "two:1": {("a", "1")}, "other:1": {("a"
         ("none:1", ("one:1",), "fail", "answers, but knows no broker"),
     ],
 )
-def test_name_servers_are_compared(
-    server: str, others: Sequence[str], state: str, part: str
-) -> None:
+def test_name_servers_are_compared(server, others, state, part):
     """A server that knows nobody is no stranger to others."""
     known = {**NS, "none:1": set[tuple[str, str]]()}
     own = {name: known[name] for name in (server, *others, "none:1")}
@@ -193,10 +187,7 @@ def refuse(code: RequestCode) -> Callable[[FakeCluster], object]:
          "has no master now"),
     ],
 )  # fmt: skip
-def test_a_broker_is_asked_as_a_query_will_ask(
-    cluster: FakeCluster, prepare: Callable[[FakeCluster], object], more: tuple[str, ...],
-    state: str, part: str,
-) -> None:  # fmt: skip
+def test_a_broker_is_asked_as_a_query_will_ask(cluster, prepare, more, state, part):
     prepare(cluster)
     done = run_command("check", "-n", cluster.name_server, "-t", "t", *more, "--json")
     findings = {each["what"]: (each["state"], each["text"]) for each in done.json()["findings"]}
@@ -233,9 +224,7 @@ def test_the_last_line_counts_the_findings(settings: list[dict[str, Any]], text:
         assert done.code == 1 and done.out.splitlines()[-1].startswith("1 of ")
 
 
-def test_a_group_is_compared_with_a_ledger(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_compared_with_a_ledger(cluster, tmp_path, monkeypatch):
     asked = run_command("check", "-n", cluster.name_server, "-g", "billing")
     assert asked.code == 2 and "give --ledger PATH" in asked.err
     ledger = store(tmp_path / "ledger", in_order([send_rows([attempt()], context())], 1))
@@ -246,9 +235,7 @@ def test_a_group_is_compared_with_a_ledger(
     assert state == "fail" and "rocket-sink report --group" in text
 
 
-def test_a_ledger_without_hard_links_is_refused(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_without_hard_links_is_refused(cluster, tmp_path, monkeypatch):
     def refuse_links(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 

@@ -65,9 +65,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
-def test_every_command_has_help_with_an_example(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_with_an_example(path, capsys):
     code, out, _ = run(capsys, *path, "--help")
     assert code == 0
     example = out.partition("Example:")[2]
@@ -111,9 +109,7 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
         (["dlq", "list", "-n", "a:1", "--key", "k"], "give --group"),
     ],
 )
-def test_a_wrong_command_line_exits_2_with_a_reason(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_exits_2_with_a_reason(arguments, words, capsys):
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert words in err
@@ -130,9 +126,7 @@ def test_a_failure_is_one_line_and_exits_1(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "tail"), ("tail", "--debug")])
-def test_debug_shows_the_traceback(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_shows_the_traceback(arguments, capsys):
     code, _, err = run(capsys, *arguments, "-n", "127.0.0.1:1", "-t", "t")
     assert code == 1
     assert "Traceback" in err
@@ -142,9 +136,7 @@ def test_debug_after_two_dashes_is_the_users_text() -> None:
     assert not cli.debug_wanted(["send", "--", "--debug"])
 
 
-def test_an_unexpected_error_is_a_line_with_a_hint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_is_a_line_with_a_hint(monkeypatch, capsys):
     def explode() -> None:
         raise ZeroDivisionError("division by zero")
 
@@ -156,9 +148,7 @@ def test_an_unexpected_error_is_a_line_with_a_hint(
     assert "Traceback" not in err
 
 
-def test_a_command_stopped_by_the_user_exits_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_stopped_by_the_user_exits_130(monkeypatch, capsys):
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 

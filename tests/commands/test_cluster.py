@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -48,9 +47,7 @@ CUT = Ended(HOME, "5.5.0", NODES[:1], ready=False)
         (None, 1, []),
     ],
 )  # fmt: skip
-def test_a_cluster_is_shown_with_commands_for_it(
-    state: ClusterState | None, code: int, advised: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_is_shown_with_commands_for_it(state, code, advised, monkeypatch):
     """Break no line that a user copies, on a narrow terminal either. A start with other settings
     would stop the processes that run."""
     monkeypatch.setattr(cluster, "status", lambda home: state if home == HOME else None)
@@ -81,9 +78,7 @@ def test_a_cluster_is_shown_with_commands_for_it(
          {"queues": 8, "tls": "permissive", "version": "4.9.7"}),
     ],
 )  # fmt: skip
-def test_up_and_down(
-    words: str, home: Path, brokers: int, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_and_down(words, home, brokers, wanted, monkeypatch):
     up = MagicMock(return_value=Own(home, "5.5.0", NODES))
     monkeypatch.setattr(cluster, "up", up)
     document = run_command("cluster", "up", *words.split(), "--json").json()

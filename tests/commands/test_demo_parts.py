@@ -130,9 +130,7 @@ class TestFlights:
         times = [(row["time_hour"], row["sched_dep_time"]) for row in rows]
         assert times == sorted(times)
 
-    def test_a_row_without_tail_number_takes_carrier_and_flight(
-        self, rows: list[dict[str, Any]]
-    ) -> None:
+    def test_a_row_without_tail_number_takes_carrier_and_flight(self, rows):
         without = [row for row in rows if row["tailnum"] is None]
         assert without
         assert all(row["sharding_key"] == f"{row['carrier']}-{row['flight']}" for row in without)
@@ -192,10 +190,7 @@ GOOD: dict[str, int] = dict.fromkeys(
         ({}, {"moved_keys": 5}, "5 keys are in several queues"),
     ],
 )  # fmt: skip
-def test_the_end_says_what_went_wrong(
-    totals: dict[str, int], changes: dict[str, int], failure: str | None, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_the_end_says_what_went_wrong(totals, changes, failure, tmp_path, capsys):
     at = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
     isolated = [
         IsolationFigures(f"broker-{number}", "t", "X", 1.0, at, 1.0, True, 1) for number in range(9)
@@ -226,10 +221,7 @@ def test_the_end_says_what_went_wrong(
 
 
 @pytest.mark.parametrize("failure", [None, ValueError("no such column")])
-def test_the_demo_without_its_cluster(
-    failure: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_the_demo_without_its_cluster(failure, tmp_path, monkeypatch, capsys):
     """Break the last broker in mid-run, and repair it, even if the stream ends before."""
     broker, cluster, spark, sink = Mock(spec=Broker), MagicMock(), MagicMock(), MagicMock()
     broker.name = "broker-b"
@@ -285,9 +277,7 @@ def test_the_demo_without_its_cluster(
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_only_the_ledger_stays(
-    passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_ledger_stays(passed, tmp_path, monkeypatch):
     def run(folder: Path, rows: int, fault: str) -> bool:
         assert (rows, fault, folder) == (50_000, "kill", tmp_path / "new" / "demo")
         for name in ("flights", "checkpoint", "ledger"):
@@ -304,9 +294,7 @@ def test_only_the_ledger_stays(
 @pytest.mark.parametrize(
     ("out", "text"), [("", r"thesis\.tex"), ("thesis.tex/out", "name a folder that may be made")]
 )
-def test_a_folder_that_is_not_empty_or_not_there_is_refused(
-    out: str, text: str, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_not_empty_or_not_there_is_refused(out, text, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigurationError, match=text):
         _empty_folder(tmp_path / out)

@@ -136,9 +136,7 @@ def test_what_chooses_among_messages_wants_a_group(run: Cli) -> None:
         run("list", *arguments, code=2)
 
 
-def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
-    run: Cli, cluster: FakeCluster
-) -> None:
+def test_a_resend_names_what_failed_and_tells_degraded_from_stored(run, cluster):
     """Brokers store the first of three letters, do not flush the second, and refuse the third."""
     cluster.delete_topic("orders")
     cluster.create_topic("orders", 4, brokers=["broker-a"])
@@ -174,9 +172,7 @@ def test_a_resend_names_what_failed_and_is_degraded_as_text(run: Cli, cluster: F
     [["list", "--group", GROUP], ["export", "--group", GROUP], ["resend", "--group", GROUP]],
     ids=lambda command: command[0],
 )
-def test_letters_that_may_not_be_read_are_not_none(
-    cluster: FakeCluster, run: Cli, command: list[str], closed: list[str], tmp_path: Path
-) -> None:
+def test_letters_that_may_not_be_read_are_not_none(cluster, run, command, closed, tmp_path):
     """Raise an error, as Java's client does: brokers up to 4.9 make such topics write-only."""
     cluster.create_topic(TOPIC, 1, perm=PermName.WRITE, brokers=closed)
     if command[0] == "export":

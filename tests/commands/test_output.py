@@ -49,9 +49,7 @@ def test_commands_print_by_this_module_only() -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_counted_steps_are_one_changing_line_or_quarters(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counted_steps_are_one_changing_line_or_quarters(is_terminal, capsys, monkeypatch):
     """Show a second count as well: jars with wrong digests are fetched again."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     steps = Steps()
@@ -73,9 +71,7 @@ def test_counted_steps_are_one_changing_line_or_quarters(
 
 
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("", 140), ("0", 140)])
-def test_a_pipe_is_as_wide_as_columns_says(
-    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_as_wide_as_columns_says(columns, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     show_tables(table("", ("text",), [["word " * 100]]))
     lines = capsys.readouterr().out.splitlines()
@@ -83,9 +79,7 @@ def test_a_pipe_is_as_wide_as_columns_says(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_bar(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar(is_terminal, capsys, monkeypatch):
     """Texts in brackets and names of emoji stay as they are."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     long = "a thing [b]happened[/b] :bomb: " * 9
@@ -163,9 +157,7 @@ def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 85, 90, 100, 120])
-def test_tables_break_no_word_that_fits_a_line(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_break_no_word_that_fits_a_line(width, capsys, monkeypatch):
     names = ["broker", "attempts", "not acked", "p99 ms", "cause", "last (UTC)", "example"]
     example = "cannot connect to 127.0.0.1:29126: ECONNREFUSED"
     row = ["broker-of-the-night", 1234567, 8, 676.25, "CONNECTION_LOST", "11-23 08:04:31", example]
@@ -188,17 +180,13 @@ def test_tables_break_no_word_that_fits_a_line(
         ("/usr/lib/python3/site-packages/pytest/__main__.py", "rocket-sink"),
     ],
 )
-def test_commands_to_type_next_are_called_as_this_one(
-    typed: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_to_type_next_are_called_as_this_one(typed, shown, monkeypatch):
     monkeypatch.setattr("sys.argv", [typed, "demo"])
     monkeypatch.setattr("shutil.which", lambda name: f"/on/path/{name}")
     assert output.program() == shown
 
 
-def test_a_width_that_is_no_number_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_width_that_is_no_number_is_none(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "\N{SUPERSCRIPT TWO}")
     assert main(["options"]) == 0
     out, err = capsys.readouterr()

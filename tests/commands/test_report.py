@@ -89,9 +89,7 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(ledger: str, tmp_path:
 
 
 @pytest.mark.parametrize("start", ["file:", "file://"])
-def test_a_ledger_named_by_a_uri_is_the_folder(
-    ledger: str, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_named_by_a_uri_is_the_folder(ledger, start, monkeypatch):
     """Read both forms of a local URI without Spark, as the folder's path."""
     monkeypatch.setattr("rocket_sink.commands.common.ledger_input.spark_session", None)
     wanted = report("--ledger", ledger).out
@@ -113,9 +111,7 @@ def test_a_ledger_without_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["", "_delta_log"])
-def test_a_ledger_of_another_user(
-    ledger: str, closed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_of_another_user(ledger, closed, monkeypatch):
     """Name the folder that may not be read. Access is faked, because root may read all."""
     folder = Path(ledger, closed)
     monkeypatch.setattr("os.access", lambda path, mode: mode == os.F_OK or Path(path) != folder)
@@ -146,9 +142,7 @@ SLEEPS = "import signal, time; signal.signal(15, signal.{}); print(1, flush=True
     ("moment", "reaction"),
     [("starting", "SIG_DFL"), ("in a job", "SIG_IGN"), ("Spark's own exception", "SIG_DFL")],
 )
-def test_ctrl_c_leaves_no_process(
-    reaction: str, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_no_process(reaction, moment, monkeypatch):
     """The child process stands for a JVM, which may be busy. Older children stay."""
     started: list[subprocess.Popen[bytes]] = []
     spark, before = MagicMock(), signal.getsignal(signal.SIGINT)

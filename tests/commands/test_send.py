@@ -23,9 +23,7 @@ cluster = scripted_cluster(1, orders=1)
         (["--delay-ms", "5000"], {"TIMER_DELAY_MS": "5000"}),
     ],
 )
-def test_options_are_fields_of_each_message(
-    cluster: FakeCluster, arguments: list[str], properties: dict[str, str]
-) -> None:
+def test_options_are_fields_of_each_message(cluster, arguments, properties):
     send(cluster, "-t", "orders", *arguments, "a", "b")
     for message in cluster.messages("orders"):
         assert {name: message.properties.get(name) for name in properties} == properties

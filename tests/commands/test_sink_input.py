@@ -60,18 +60,14 @@ def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:
         given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
 
 
-def test_a_secret_that_everybody_sees_in_ps_is_warned_of(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_secret_that_everybody_sees_in_ps_is_warned_of(capsys):
     given("-O", "secretKey=hunter2", "-O", "accessKey=env:KEY", "-O", "topic=t")
     note = capsys.readouterr().err
     assert "secretKey" in note and "env:NAME" in note
     assert "accessKey" not in note and "hunter2" not in note
 
 
-def test_a_name_server_is_given_or_of_the_environment_or_of_the_local_cluster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_server_is_given_or_of_the_environment_or_of_the_local_cluster(monkeypatch):
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: "local:1")
     assert given() == {"nameServer": "local:1"}
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
@@ -86,9 +82,7 @@ def test_a_name_server_is_given_or_of_the_environment_or_of_the_local_cluster(
         (("-n", "a:1", "-O", "sendMsgTimeout=fast"), "sendMsgTimeout: 'fast' is not a duration"),
     ],
 )
-def test_a_stream_is_refused_before_spark_starts(
-    more: tuple[str, ...], words: str, tmp_path: Path
-) -> None:
+def test_a_stream_is_refused_before_spark_starts(more, words, tmp_path):
     checkpoint = str(tmp_path / "checkpoint")
     done = run_command("stream", "--format", "rate", "--checkpoint", checkpoint, *more)
     assert done.code == 2
@@ -101,10 +95,7 @@ def test_a_stream_is_refused_before_spark_starts(
      (SimpleNamespace(running=False, name_server="local:1"), None),
      (SimpleNamespace(running=True, name_server="local:1"), "local:1")],
 )  # fmt: skip
-def test_the_local_cluster_is_used_if_it_runs(
-    state: Any, address: str | None, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_the_local_cluster_is_used_if_it_runs(state, address, monkeypatch, capsys):
     monkeypatch.undo()
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.setattr(sink_input, "status", MagicMock(side_effect=[state]))

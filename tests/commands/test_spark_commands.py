@@ -122,9 +122,7 @@ def test_the_work_and_its_result(case: Case, ledger: str, monkeypatch: pytest.Mo
         assert str(document).count(":") >= len(case.lines) / 3
 
 
-def test_a_ledger_is_looked_for_before_and_with_the_session(
-    ledger: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_is_looked_for_before_and_with_the_session(ledger, monkeypatch):
     """Only the session may know a store's address and keys."""
     looked, spark = MagicMock(), MagicMock()
     monkeypatch.setattr("rocket_sink.commands.common.ledger_input.check_exists", looked)
@@ -134,9 +132,7 @@ def test_a_ledger_is_looked_for_before_and_with_the_session(
 
 
 @pytest.mark.parametrize("command", ["ledger fold", "stream --format rate --checkpoint c -n"])
-def test_flags_of_the_session(
-    command: str, ledger: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_of_the_session(command, ledger, cluster, monkeypatch):
     """A session for a ledger is set for small plans, except where the user sets something else."""
     build = MagicMock(side_effect=LedgerError("enough"))
     monkeypatch.setattr("rocket_sink.spark.session.build_session", build)
@@ -247,9 +243,7 @@ def test_open_transactions_are_settled(
 
 
 @pytest.mark.parametrize("command", ["settle --dry-run", "list --all --limit 2"])
-def test_open_transactions_are_listed(
-    committer: type[Committer], ledger: str, command: str
-) -> None:
+def test_open_transactions_are_listed(committer, ledger, command):
     names = ("-n", "127.0.0.1:1") if "settle" in command else ()
     done = run(f"transactions {command}", ledger, *names)
     shown = (0, 4, 5) if "settle" in command else (0, 4)
@@ -272,10 +266,7 @@ def test_open_transactions_are_listed(
     [("settle", "no transaction is open"), ("list", "no transaction is open"),
      ("list --all", "there are no transactions")],
 )  # fmt: skip
-def test_no_transactions(
-    committer: type[Committer], ledger: str, command: str, text: str, cluster: FakeCluster,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_no_transactions(committer, ledger, command, text, cluster, monkeypatch):
     monkeypatch.setattr(committer, "rows", [])
     monkeypatch.setattr(LEDGER + "transactions", lambda *_, **__: MagicMock(**NO_ROWS))
     names = ("-n", cluster.name_server) if command == "settle" else ()
@@ -286,9 +277,7 @@ NO_ROWS = {"orderBy.return_value.head.return_value": []}
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_questions_are_answered_until_ctrl_c(
-    committer: type[Committer], ledger: str, cluster: FakeCluster, form: tuple[str, ...]
-) -> None:
+def test_questions_are_answered_until_ctrl_c(committer, ledger, cluster, form):
     words = ("-n", cluster.name_server, "-t", "mine", "-t", "yours", *form)
     done = run("transactions serve", ledger, *words, code=130)
     assert committer.made["is_closed"] and committer.made["ordered"]
@@ -305,10 +294,7 @@ def test_questions_are_answered_until_ctrl_c(
 @pytest.mark.parametrize("more", ["--trigger '1 second' --stop-timeout 5", "--batch"])
 @pytest.mark.parametrize("lane", ["foreach", "datasource", "foreachBatch"])
 @pytest.mark.parametrize("error", [None, "a row cannot be sent"])
-def test_a_stream_is_run_and_reported(
-    ledger: str, cluster: FakeCluster, more: str, error: str | None, lane: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_stream_is_run_and_reported(ledger, cluster, more, error, lane, monkeypatch):
     run_it = MagicMock(return_value=Report(rows_read=2, epochs=1, seconds=0.5, error=error))
     finish = MagicMock()
     is_batch = more == "--batch"
@@ -341,9 +327,7 @@ def test_a_stream_is_run_and_reported(
         (LedgerError("no disk"), "no disk; what is not folded yet is not shown"),
     ],
 )
-def test_a_report_by_spark_notes_what_it_lacks(
-    ledger: str, summary: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_by_spark_notes_what_it_lacks(ledger, summary, line, tmp_path, monkeypatch):
     """A flag of Spark starts Spark, even if DuckDB could read the ledger."""
     monkeypatch.setattr(LEDGER + "sync", MagicMock(side_effect=[summary]))
     made = MagicMock(**{"return_value.as_dict.return_value": {"a": 1}})

@@ -125,10 +125,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
         ("rate", None, None, True, None),
     ],
 )  # fmt: skip
-def test_a_source(
-    spark: MagicMock, form: str, path: str | None, schema: str | None, is_streaming: bool,
-    takes: str | None,
-) -> None:  # fmt: skip
+def test_a_source(spark, form, path, schema, is_streaming, takes):
     """Spark's file sources want a schema of a stream: without one, that of the files there now."""
     opened = (spark.readStream if is_streaming else spark.read).format
     reader = opened.return_value.options.return_value
@@ -222,10 +219,7 @@ def run_query(
      (None, None)],
 )  # fmt: skip
 @pytest.mark.parametrize("failure", [None, ValueError("no such column")])
-def test_a_query_that_ends(
-    spark: MagicMock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    trigger: str | None, wanted: Any, failure: Exception | None,
-) -> None:  # fmt: skip
+def test_a_query_that_ends(spark, monkeypatch, capsys, trigger, wanted, failure):
     query = Query((0, 3), (1, 0), (2, 1), failure=failure)
     report, writer = run_query(query, spark, monkeypatch, trigger)
     assert writer.trigger.call_args == wanted and not query.stop.called

@@ -30,9 +30,7 @@ def bodies(cluster: FakeCluster, *arguments: str) -> list[str]:
     return [row["body"] for row in tail(cluster, "--no-follow", "--json", *arguments).lines()]
 
 
-def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(cluster, monkeypatch):
     """Wait until messages can be read: a broker acknowledges a message before readers see it."""
     answers = [7, 7, 0]
 

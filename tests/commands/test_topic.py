@@ -66,9 +66,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), REFUSALS)
-def test_a_refused_change_reaches_no_broker(
-    arguments: str, text: str, cluster: FakeCluster
-) -> None:
+def test_a_refused_change_reaches_no_broker(arguments, text, cluster):
     cluster.create_topic("t")
     done = run_command("topic", "create", "t", "-n", cluster.name_server, *arguments.split())
     assert done.code != 0 and text in done.err
@@ -122,9 +120,7 @@ FAULTS: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("topic", "options", "text"), FAULTS)
-def test_the_command_that_check_names_mends_the_topic(
-    topic: dict[str, Any] | None, options: tuple[str, ...], text: str, cluster: FakeCluster
-) -> None:
+def test_the_command_that_check_names_mends_the_topic(topic, options, text, cluster):
     if topic:
         cluster.create_topic("t", **topic)
 

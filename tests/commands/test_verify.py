@@ -62,9 +62,7 @@ FORMS = {"of batches": {}, "of contents": {"timed": True}, "effectively once": {
 
 @pytest.mark.parametrize("is_delayed", [True, False], ids=["delayed", "plain"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_deleted_doubled_and_foreign_messages_are_told(
-    cluster: FakeCluster, tmp_path: Path, delete: Delete, form: dict[str, Any], is_delayed: bool
-) -> None:
+def test_deleted_doubled_and_foreign_messages_are_told(cluster, tmp_path, delete, form, is_delayed):
     """The messages have each form of ids."""
     ledger = tmp_path / "ledger"
     run(cluster.name_server, ledger, context(), **DELAYED, **form)
@@ -89,18 +87,14 @@ def test_deleted_doubled_and_foreign_messages_are_told(
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
-def test_a_message_is_missed_wherever_it_was(
-    cluster: FakeCluster, tmp_path: Path, place: int, delete: Delete
-) -> None:
+def test_a_message_is_missed_wherever_it_was(cluster, tmp_path, place, delete):
     run(cluster.name_server, tmp_path / "ledger", context())
     delete(queue_of(cluster)[place])
     faults = verified(cluster.name_server, "--ledger", str(tmp_path / "ledger"), code=1)
     assert faults["missing"] == 1 and faults["found"] == ROWS - 1
 
 
-def test_rows_of_one_query_and_of_attempts_that_do_not_count(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_rows_of_one_query_and_of_attempts_that_do_not_count(cluster, tmp_path):
     ledger = tmp_path / "ledger"
     run(cluster.name_server, ledger, context())
     run(cluster.name_server, ledger, context(query_id="other"), 2)
@@ -160,10 +154,7 @@ OWN, OTHER = "B" * 32, {42: "C" * 32}
     ids=["waits", "delivered", "twice", "lost", "never there", "waits after retention",
          "lost after retention", "expired"],
 )  # fmt: skip
-def test_a_delayed_message(
-    tmp_path: Path, first: int, ids: dict[int, str], copies: dict[str, bool],
-    result: dict[str, int],
-) -> None:  # fmt: skip
+def test_a_delayed_message(tmp_path, first, ids, copies, result):
     """A hidden copy says more about an absent message than the queue does."""
     ctx = context()
     rows = [sends_of(OWN, message_count=1, queue_offset=-1), accounts(ctx, acked=1)]
@@ -171,9 +162,7 @@ def test_a_delayed_message(
     assert figures_of(compared(path, first, ids, copies)) == {"acknowledged": 1, **result}
 
 
-def test_the_place_in_a_system_topic_is_not_in_the_ledger(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_the_place_in_a_system_topic_is_not_in_the_ledger(cluster, tmp_path):
     run(cluster.name_server, tmp_path / "ledger", context(), delay_level=[3] * ROWS)
     quick = quick_ledger(tmp_path / "ledger")
     assert quick.query("SELECT count(queue_offset) AS n FROM answered").to_pylist() == [{"n": 0}]
@@ -219,9 +208,7 @@ def test_keys_of_a_table_are_compared(cluster: FakeCluster, tmp_path: Path, dele
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
 
 
-def test_rows_that_are_not_folded_are_by_the_advised_command(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path):
     ledger = store(tmp_path / "my ledger", in_order([accounts(context(), acked=1)], 1))
     write_spool(ledger, context(epoch=1), accounts(context(epoch=1), acked=1))
     done = run_command("verify", "-n", cluster.name_server, "-l", ledger)

@@ -151,9 +151,7 @@ def groups() -> list[str]:
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
-def test_each_wrong_use_is_one_helpful_line(
-    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_wrong_use_is_one_helpful_line(path, monkeypatch, capsys):
     cases = list(wrong_uses(path))
     assert len(cases) >= 3
     for arguments in cases:
@@ -174,9 +172,7 @@ def check(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_terminal_gets_it_broken_between_words(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_it_broken_between_words(width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
     for path in leaves():
         for arguments in wrong_uses(path):
@@ -192,9 +188,7 @@ def test_a_terminal_gets_it_broken_between_words(
 
 @pytest.mark.parametrize("group", groups())
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_mistyped_command_is_one_helpful_line(
-    group: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistyped_command_is_one_helpful_line(group, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
     before = [group] if group else []
     command = find(tuple(before))
@@ -225,9 +219,7 @@ def test_only_close_names_are_suggested(typed: str, meant: str | None) -> None:
 
 
 @pytest.mark.parametrize("typed", ["order-00123", "ordres-09876", "paymens", "rders-04711", "none"])
-def test_the_closest_of_many_names_is_found_by_few_comparisons(
-    typed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_closest_of_many_names_is_found_by_few_comparisons(typed, monkeypatch):
     names = [f"orders-{number:05d}" for number in range(10_000)] + ["payments"]
     closest = difflib.get_close_matches(typed, names, n=1, cutoff=0.75)
     compared: list[object] = []
@@ -246,16 +238,12 @@ def test_an_option_that_was_begun_is_suggested() -> None:
 
 
 @pytest.mark.parametrize("path", [("backfill",), ("transactions", "settle")], ids=" ".join)
-def test_a_dry_run_needs_no_name_server(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_needs_no_name_server(path, capsys):
     assert "Spark was started" in run(capsys, *right(path), "--dry-run")[2]
 
 
 @pytest.mark.parametrize("path", WITH_SPARK, ids=" ".join)
-def test_one_name_server_that_answers_is_enough(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_name_server_that_answers_is_enough(path, capsys):
     with FakeCluster(brokers=1) as cluster:
         names = f"{NOBODY};{cluster.name_server}"
         error_text = run(capsys, *right(path, "--name-server"), "--name-server", names)[2]
