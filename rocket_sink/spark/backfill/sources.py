@@ -10,9 +10,9 @@ Both give a frame of pending rows with the columns `SENT_COLUMNS`, `letter_id`, 
     _place      the sort key for the rows of a sharding key
 
 The `letter_id` of a table's row is the same in each backfill: a digest of the table's name, the
-topic option and the exact values of all columns, with a number for equal rows. By this id the
-ledger records sent rows, so repeated backfills send a row once. A row without a message id gets one
-from its `letter_id`.
+topic option with its namespace and the exact values of all columns, with a number for equal rows.
+By this id the ledger records sent rows, so repeated backfills send a row once. A row without a
+message id gets one from its `letter_id`.
 With another path or topic, all rows are new. The digest also depends on the columns' types, which
 Spark infers from all files, and on settings by which Spark reads times. One new file could change
 the types, and all old rows would be sent again. So the first backfill notes the digest, the types
@@ -49,6 +49,7 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import json_body, plan_of, quoted
 from rocket_sink.spark.session_checks import session_setting
@@ -263,9 +264,14 @@ class Table:
         return {"digest": _DIGEST, "types": dict(sorted(types.items())), "settings": settings}
 
     @property
+    def _place(self) -> str:
+        """The table's name, and the topic with its namespace or the namespace of rows' topics."""
+        topic = with_namespace(self.options.namespace, self.options.topic)
+        return f"{self.name}\n{topic or self.options.namespace + '%'}"
+
+    @property
     def _note(self) -> str:
-        place = f"{self.name}\n{self.options.topic}".encode()
-        return hashlib.md5(place, usedforsecurity=False).hexdigest()
+        return hashlib.md5(self._place.encode(), usedforsecurity=False).hexdigest()
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         timed = selection.since or selection.until
@@ -287,8 +293,7 @@ class Table:
         columns = sorted(frame.schema, key=lambda field: field.name)
         fields = [exact(F.col(quoted(f.name)), f.dataType).alias(f.name) for f in columns]
         content = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"})
-        parts = [F.lit(self.name), F.lit(self.options.topic), content]
-        digest = F.md5(F.concat_ws("\n", *parts))
+        digest = F.md5(F.concat_ws("\n", F.lit(self._place), content))
         counted = frame.withColumns({"_row": F.monotonically_increasing_id(), "_digest": digest})
         ordinal = F.row_number().over(Window.partitionBy("_digest").orderBy("_row"))
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))

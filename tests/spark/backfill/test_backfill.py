@@ -1,6 +1,7 @@
 """The driver side of a backfill: letters, tables, filters, tries, parking; a scripted cluster."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import io
 import json
@@ -356,6 +357,9 @@ class TestTables:
         plan, sent = run(again, again.options)
         assert (plan.pending, sent.resent) == (2, 2)
         assert len(bodies(cluster)) == 66
+        elsewhere = dataclasses.replace(again, options=again.options.with_(namespace="n"))
+        work = Backfill(spark, elsewhere.options, Selection(), elsewhere)
+        assert work.plan().pending == 66, "the topic of another namespace is another topic"
 
     def test_what_a_killed_backfill_sent_is_found(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run,
