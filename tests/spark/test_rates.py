@@ -12,46 +12,35 @@ from rocket_sink.spark import session_checks as host
 from rocket_sink.spark.session_checks import with_task_rate
 
 
-class Session:
-    """A classic session of an application with so many slots; None if Spark reports none."""
-
-    _jsparkSession = object()
-
-    def __init__(self, slots: int | None, parallelism: int = 6) -> None:
-        profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
-        scala: Any = SimpleNamespace(resourceProfileManager=lambda: profiles)
-        if slots is not None:
-            scala.maxNumConcurrentTasks = lambda profile: slots
-        self.context = SimpleNamespace(
-            _jsc=SimpleNamespace(sc=lambda: scala), defaultParallelism=parallelism
-        )
-
-    @property
-    def sparkContext(self) -> Any:
-        return self.context
+def session(slots: int | None) -> Any:
+    """Return a session of an application with so many slots; None if Spark reports none."""
+    profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
+    scala: Any = SimpleNamespace(resourceProfileManager=lambda: profiles)
+    if slots is not None:
+        scala.maxNumConcurrentTasks = lambda profile: slots
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), defaultParallelism=6)
+    return SimpleNamespace(_jsparkSession=object(), sparkContext=context)
 
 
 LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
 
 
-def test_the_limit_is_divided_over_the_task_slots() -> None:
-    options = with_task_rate(LIMIT, Session(8))
-    assert options.rate_tasks == 8
-    assert per_task_rate(options.max_messages_per_second, options) == 125
-
-
-def test_a_write_of_few_tasks_is_divided_over_these() -> None:
-    assert with_task_rate(LIMIT, Session(8), tasks=3).rate_tasks == 3
-    assert with_task_rate(LIMIT, Session(8), tasks=300).rate_tasks == 8
-
-
-@pytest.mark.parametrize("slots", [None, 0])
-def test_where_spark_does_not_tell_its_parallelism_stands_in(slots: int | None) -> None:
-    assert with_task_rate(LIMIT, Session(slots)).rate_tasks == 6
-
-
-def test_what_the_user_says_wins() -> None:
-    assert with_task_rate(LIMIT.with_(rateTasks=2), Session(8)).rate_tasks == 2
+@pytest.mark.parametrize(
+    ("own", "slots", "write", "tasks"),
+    [
+        # The limit is divided over the task slots, or over the tasks of a write that has few.
+        ("", 8, {}, 8), ("", 8, {"tasks": 3}, 3), ("", 8, {"tasks": 300}, 8),
+        # If Spark does not tell its slots, its parallelism stands in.
+        ("", None, {}, 6), ("", 0, {}, 6),
+        # The user's number wins.
+        ("2", 8, {}, 2),
+    ],
+)  # fmt: skip
+def test_a_limit_is_divided(own: str, slots: int | None, write: dict[str, int], tasks: int) -> None:
+    given = LIMIT.with_(rateTasks=own) if own else LIMIT
+    options = with_task_rate(given, session(slots), **write)
+    assert options.rate_tasks == tasks
+    assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
 
 
 def test_without_a_limit_nobody_is_asked() -> None:
