@@ -27,6 +27,7 @@ from tests.clusters import scripted_cluster
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
 RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
+MOVED = dataclasses.replace(RESTART, partition=1)
 ROWS = 600
 LOST = {
     "storedCheckTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 1000, "retryTimesWhenSendFailed": 50
@@ -340,7 +341,7 @@ def test_a_broker_that_stays_away_is_given_up(world: World) -> None:
 def test_own_message_ids_know_no_partition(unordered: World) -> None:
     table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))
     unordered.run(CTX, rows=table)
-    summary = unordered.run(dataclasses.replace(RESTART, partition=5), rows=table)
+    summary = unordered.run(MOVED, rows=table)
     unordered.check()
     assert summary.found_stored == ROWS
 
@@ -399,8 +400,7 @@ class TestOtherIds:
 
     def test_a_replay_under_another_plan_counts_its_rows(self, world: World) -> None:
         world.run(CTX, settings=IdFacts({"spark.master": "local[8]"}))
-        moved = dataclasses.replace(RESTART, partition=1)
-        summary = world.run(moved, settings=IdFacts({"spark.master": "local[2]"}))
+        summary = world.run(MOVED, settings=IdFacts({"spark.master": "local[2]"}))
         assert summary.duplicates_possible == sum(world.stored().values()) - ROWS == ROWS
 
     def test_an_epoch_that_another_ledger_or_query_has_begun_is_counted(self, world: World) -> None:
@@ -418,8 +418,7 @@ class TestOtherIds:
     def test_ids_of_the_rows_own_depend_on_no_setting(self, world: World) -> None:
         table = rows_of(ROWS).append_column("message_id", pa.array(map(str, range(ROWS))))
         world.run(CTX, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "UTC"}))
-        moved = dataclasses.replace(RESTART, partition=1)
-        summary = world.run(moved, rows=table, settings=IdFacts({"cores": "2"}, {"zone": "Tokyo"}))
+        summary = world.run(MOVED, rows=table, settings=IdFacts({"cores": "2"}, {"zone": "Tokyo"}))
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
 
     def test_rows_that_are_computed_anew_are_counted(self, world: World) -> None:

@@ -53,6 +53,18 @@ def thread() -> Iterator[FoldThread]:
     thread.finish()
 
 
+def begin(thread: FoldThread, folder: Path, interval_s: float) -> None:
+    """Start a query that writes to this ledger."""
+    thread.add(resolve_path(folder), interval_s=interval_s)
+    thread.note_start("run-1", QUERY)
+
+
+def send(thread: FoldThread, folder: Path, epoch: int, run: str = "run-1", dead: int = 0) -> None:
+    """Write the five rows of an epoch, and report the epoch."""
+    write(folder, epoch, 5, run, dead)
+    thread.note_progress(done(epoch, 5, run))
+
+
 def texts(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == level]
 
@@ -73,8 +85,7 @@ def is_confirmed(folder: Path, epochs: int) -> bool:
 def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: FoldThread) -> None:
     """No event comes after the burst, but the interval passes. The last epoch has read no rows, and
     sends those of its state; an epoch without rows is not confirmed."""
-    thread.add(resolve_path(tmp_path), interval_s=0.5)
-    thread.note_start("run-1", QUERY)
+    begin(thread, tmp_path, 0.5)
     thread.note_progress(done(0, 0))
     for epoch, read in ((1, 5), (2, 9), (3, 0)):
         write(tmp_path, epoch, 5)
@@ -192,16 +203,13 @@ def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
         summary = fold(*arguments, **more)
         folds.append(summary)
         if len(folds) == 1:
-            write(tmp_path, 1, 5)
-            thread.note_progress(done(1, 5))
+            send(thread, tmp_path, 1)
             thread._confirm_new()
         return summary
 
     monkeypatch.setattr(folded, "fold", slow_fold)
-    thread.add(resolve_path(tmp_path), interval_s=1e9)
-    thread.note_start("run-1", QUERY)
-    write(tmp_path, 0, 5)
-    thread.note_progress(done(0, 5))
+    begin(thread, tmp_path, 1e9)
+    send(thread, tmp_path, 0)
     wait_for(lambda: folds)
     thread.note_end("run-2")
     wait_for(lambda: is_confirmed(tmp_path, 2))
@@ -224,8 +232,7 @@ def test_a_ledger_that_was_made_anew_is_another_ledger(
     for run, epochs in (("run-1", 3), ("run-2", 1), ("run-3", 4)):
         thread.note_start(run, QUERY)
         for epoch in range(epochs):
-            write(folder, epoch, 5, run, dead=1)
-            thread.note_progress(done(epoch, 5, run))
+            send(thread, folder, epoch, run, dead=1)
         wait_for(lambda epochs=epochs: is_confirmed(folder, epochs))  # type: ignore[misc]
         thread.note_end(run)
         wait_for(lambda: not [*thread.runs])
@@ -242,12 +249,10 @@ def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(
     tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "ledger"
-    thread.add(resolve_path(folder), interval_s=1e9)
-    thread.note_start("run-1", QUERY)
+    begin(thread, folder, 1e9)
     for epoch in range(2):
         # The second epoch is noted, and waits for the next fold.
-        write(folder, epoch, 5)
-        thread.note_progress(done(epoch, 5))
+        send(thread, folder, epoch)
         wait_for(lambda: is_confirmed(folder, 1))
     thread.await_ended(0.0)
     shutil.rmtree(folder)
@@ -284,8 +289,7 @@ def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
     """A script without `awaitTermination` ends before Spark reports the epoch."""
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session())
-    thread.add(resolve_path(tmp_path), interval_s=0.0)
-    thread.note_start("run-1", QUERY)
+    begin(thread, tmp_path, 0.0)
     write(tmp_path, 0, 2, dead=1)
     thread.finish()
     loss, end = (record for record in caplog.records if record.name == CONSOLE)
@@ -320,8 +324,7 @@ def test_the_ends_of_a_session_that_stops_are_told_at_once(
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session(is_stopped=True))
     thread._session._jsparkSession = None
-    thread.add(resolve_path(tmp_path), interval_s=0.0)
-    thread.note_start("run-1", QUERY)
+    begin(thread, tmp_path, 0.0)
     write(tmp_path, 0, 5)
     thread.note_end("run-1")
     wait_for(lambda: said(caplog))
@@ -337,12 +340,12 @@ def test_the_end_of_a_query_without_rows_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_idle: bool
 ) -> None:
     caplog.set_level("INFO", "rocket_sink")
-    thread, place = FoldThread(session("run-1")), resolve_path(tmp_path)
-    thread.add(place, interval_s=0.0)
-    for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
+    thread = FoldThread(session("run-1"))
+    begin(thread, tmp_path, 0.0)
+    for run, query in (("run-2", "foreign"), ("run-3", "failed")):
         thread.note_start(run, query)
     for run, query in (("run-1", QUERY), ("run-3", "failed")):
-        thread.runs.name_sink(run, query, place.uri)
+        thread.runs.name_sink(run, query, resolve_path(tmp_path).uri)
     thread.note_end("run-3", "an error that the query raises")
     if is_idle:
         thread.runs.begin("run-1")

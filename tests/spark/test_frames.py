@@ -17,7 +17,6 @@ from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.frames import plan_of, select_needed
 from tests.spark.settings import setting
 
-ZONE = "spark.sql.session.timeZone"
 NOON = "timestamp_ntz'2026-07-01 12:00:00.000001'"
 AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
 
@@ -39,8 +38,13 @@ def test_a_start_says_that_delayed_rows_have_no_order(
 @pytest.fixture
 def new_york(spark: Any) -> Iterator[Any]:
     """The session, with a zone in which no time is that of UTC."""
-    with setting(spark, ZONE, "America/New_York"):
+    with setting(spark, "spark.sql.session.timeZone", "America/New_York"):
         yield spark
+
+
+def pending_of(spark: Any, folder: Path, frame: Any, options: SinkOptions) -> Any:
+    """Return the rows that a backfill of the frame would send."""
+    return Table(frame, "t", options).pending(spark, Ledger(folder / "ledger"), Selection())
 
 
 @pytest.mark.spark
@@ -62,10 +66,7 @@ def test_lanes_and_backfills_pack_the_same_text(
     )
     options = SinkOptions.parse(topic="t", bodyFormat="json", jsonNulls=nulls)
     packed, _ = select_needed(frame, plan_of(frame, options))
-    pending = Table(frame, "flights", options).pending(
-        new_york, Ledger(tmp_path / "ledger"), Selection()
-    )
-    assert pending is not None
+    pending = pending_of(new_york, tmp_path, frame, options)
     assert [packed.first().body, pending.first().body] == [expected, expected]
 
 
@@ -101,9 +102,8 @@ def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(
     )
     options = SinkOptions.parse(topic="t")
     with setting(spark, "spark.sql.ansi.enabled", ansi):
-        table = Table(frame, "t", options).pending(spark, Ledger(tmp_path / "l"), Selection())
-        assert table is not None
-        backfilled = sorted(row.sharding_key for row in table.collect())
+        pending = pending_of(spark, tmp_path, frame, options)
+        backfilled = sorted(row.sharding_key for row in pending.collect())
     sent = normalise(frame.toArrow(), plan_of(frame, options)).sharding_key
     assert sent is not None
     assert backfilled == sorted(sent.to_pylist()) == sorted(texts)

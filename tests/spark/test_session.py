@@ -5,11 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pyspark
 import pytest
@@ -122,10 +122,7 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(
     environ: dict[str, str], monkeypatch: Any
 ) -> None:
     """Leave Delta to spark-submit's `--packages`; elsewhere say what to install."""
-
-    def no_metadata(name: str) -> str:
-        raise PackageNotFoundError(name)
-
+    no_metadata = Mock(side_effect=PackageNotFoundError)
     monkeypatch.setattr(session.importlib.metadata, "version", no_metadata)
     builder = MagicMock()
     with pytest.raises(ConfigurationError, match=f"pip install pyspark=={pyspark.__version__}"):
@@ -136,11 +133,8 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(
 
 @pytest.mark.spark
 def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark: Any) -> None:
-    sessions: list[Any] = []
-    thread = threading.Thread(target=lambda: sessions.append(active_session()))
-    thread.start()
-    thread.join()
-    assert sessions == [spark]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(active_session).result() == spark
 
 
 @pytest.mark.spark

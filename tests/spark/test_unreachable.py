@@ -1,6 +1,5 @@
 """A name server that nobody can reach is one error on the driver, before any task runs."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +7,17 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from rocket_sink import cli
 from rocket_sink.errors import NameServerUnavailableError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from tests.clusters import scripted_cluster
+from tests.run_command import run_command
 
 NOBODY = "127.0.0.1:1"
-DEADLINE_S = 120.0
+cluster = scripted_cluster(1)
 
 
 @pytest.fixture(autouse=True)
@@ -51,41 +51,39 @@ def test_executors_are_asked_if_the_driver_gets_no_answer() -> None:
 
 
 def test_a_name_server_that_is_starting_is_asked_again(
-    pauses_s: list[float], caplog: pytest.LogCaptureFixture
+    cluster: FakeCluster, pauses_s: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     session = session_at("local[2]", [])
     with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
         session_checks.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
     assert len(pauses_s) == 2
     caplog.clear()
-    with FakeCluster(brokers=1) as cluster:
-        for topic in ("", "not-there-yet"):
-            options = SinkOptions.parse(nameServer=cluster.name_server, topic=topic)
-            session_checks.check_reachable(options, session)
-        assert not cluster.brokers[0].requests
+    for topic in ("", "not-there-yet"):
+        options = SinkOptions.parse(nameServer=cluster.name_server, topic=topic)
+        session_checks.check_reachable(options, session)
+    assert not cluster.brokers[0].requests
     assert len(pauses_s) == 2 and not caplog.messages, "the workers warn of the topic"
 
 
 @pytest.mark.parametrize("namespace", ["", "prod"])
 def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], namespace: str
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, namespace: str
 ) -> None:
     """Brokers that create topics by themselves store the rows under the wrong name."""
-    with FakeCluster(brokers=1) as cluster:
-        for name in ("flights", "weather"):
-            cluster.create_topic(f"{namespace}%{name}" if namespace else name, 4)
-        values = {"nameServer": cluster.name_server, "namespace": namespace}
-        for topic in ("flihgts", "flihgts", "flights"):
-            options = SinkOptions.parse(topic=topic, **values)
-            session_checks.check_reachable(options, session_at("spark://host:7077", []))
-        (record,) = caplog.records
-        command = ["check", "-n", cluster.name_server, "-t", "flihgts", "--json"]
-        assert cli.main([*command, "-O", f"namespace={namespace}"]) == 0
+    for name in ("flights", "weather"):
+        cluster.create_topic(f"{namespace}%{name}" if namespace else name, 4)
+    values = {"nameServer": cluster.name_server, "namespace": namespace}
+    for topic in ("flihgts", "flihgts", "flights"):
+        options = SinkOptions.parse(topic=topic, **values)
+        session_checks.check_reachable(options, session_at("spark://host:7077", []))
+    (record,) = caplog.records
+    command = ["check", "-n", cluster.name_server, "-t", "flihgts", "--json"]
+    checked = run_command(*command, "-O", f"namespace={namespace}")
+    assert checked.code == 0
     assert record.levelname == "WARNING"
     assert "topic flihgts yet" in record.message and "autoCreateTopicEnable" in record.message
     assert record.message.endswith("check its name, the nearest existing topic is flights")
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    (finding,) = (finding for finding in findings if finding["what"] == "topic flihgts")
+    (finding,) = (f for f in checked.json()["findings"] if f["what"] == "topic flihgts")
     assert "check its name, the nearest existing topic is flights; the first" in finding["text"]
 
 
@@ -94,21 +92,21 @@ def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
     [("orderz-group", "check its name"), ("DLQ_orderz", "check its name"),
      ("ordrs", "the nearest existing topic is orders")],
 )  # fmt: skip
-def test_no_hint_names_a_topic_that_brokers_use_themselves(topic: str, ending: str) -> None:
-    with FakeCluster(brokers=1) as cluster:
-        for name in ("orders", "%RETRY%orderz-group", "%DLQ%orderz", "%RETRY%ordrs", "rmq_sys_ord"):
-            cluster.create_topic(name, 1)
-        options = SinkOptions.parse(topic=topic, nameServer=cluster.name_server)
-        warning = session_checks.name_server_answer(options)
+def test_no_hint_names_a_topic_that_brokers_use_themselves(
+    cluster: FakeCluster, topic: str, ending: str
+) -> None:
+    for name in ("orders", "%RETRY%orderz-group", "%DLQ%orderz", "%RETRY%ordrs", "rmq_sys_ord"):
+        cluster.create_topic(name, 1)
+    options = SinkOptions.parse(topic=topic, nameServer=cluster.name_server)
+    warning = session_checks.name_server_answer(options)
     assert isinstance(warning, str) and warning.endswith(ending)
 
 
-def test_a_topic_list_that_cannot_be_read_fails_no_query() -> None:
-    with FakeCluster(brokers=1) as cluster:
-        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-        cluster.on_name_server(code, Answer(0), times=None)
-        options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopic="")
-        warning = session_checks.name_server_answer(options)
+def test_a_topic_list_that_cannot_be_read_fails_no_query(cluster: FakeCluster) -> None:
+    code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+    cluster.on_name_server(code, Answer(0), times=None)
+    options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopic="")
+    warning = session_checks.name_server_answer(options)
     assert "the topic t: no send creates it, because createTopic is empty" in str(warning)
     assert str(warning).endswith("by default with ordering=strict; check its name")
 
@@ -126,7 +124,7 @@ def test_no_task_runs_where_no_name_server_answers(
         sink.stream(rows)
     bare = rows.writeStream.foreach(sink)  # type: ignore[arg-type]
     with pytest.raises(StreamingQueryException):
-        bare.option("checkpointLocation", str(tmp_path)).start().awaitTermination(DEADLINE_S)
+        bare.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
     assert f"is ended: no name server answered ({NOBODY}" in caplog.text
     kept = RocketSink(nameServer=NOBODY, topic="t", ledger=str(tmp_path / "ledger"))
     batches = rows.writeStream.foreachBatch(kept.write_batch)

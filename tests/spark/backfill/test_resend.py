@@ -3,11 +3,11 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -75,7 +75,7 @@ class Spool:
         return {row["kind"] for row in self.rows} - {ISOLATION}
 
 
-def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
+def letters(keys: Sequence[str | None], **columns: list[Any]) -> pa.RecordBatch:
     count = len(keys)
     values: dict[str, Any] = {
         "letter_id": [f"letter-{n}" for n in range(count)],
@@ -105,10 +105,12 @@ class Bed(NamedTuple):
         """Return the same cluster, with other options of the backfill."""
         return self._replace(options=self.options.with_(**changes))
 
-    def send(self, *batches: pa.RecordBatch, spool: Any = None, **more: Any) -> tuple[Resent, Any]:
-        """Send the letters in a task; return its totals and its spool."""
-        kept = spool or Spool()
-        with closing(SendEngine(self.options, shared=None)) as engine:
+    def send(
+        self, *batches: pa.RecordBatch, spool: Any = None, chunk: int = resend.CHUNK, **more: Any
+    ) -> tuple[Resent, Any]:
+        """Send the letters in a task, chunk by chunk; return its totals and its spool."""
+        kept, engine = spool or Spool(), SendEngine(self.options, shared=None)
+        with patch.object(resend, "CHUNK", chunk), closing(engine):
             resender = Resender(self.options, engine=engine, spool=kept, ctx=CTX, **more)
             for batch in batches:
                 resender.send(batch)
@@ -156,9 +158,8 @@ def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed: Bed) 
     assert sorted(message.body for message in bed.stored()) == [b"price 1", b"price 2"]
 
 
-def test_a_keys_letters_are_stored_in_order(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resend, "CHUNK", 7)
-    bed.send(letters([f"k{n % 3}" for n in range(60)]))
+def test_a_keys_letters_are_stored_in_order(bed: Bed) -> None:
+    bed.send(letters([f"k{n % 3}" for n in range(60)]), chunk=7)
     seen: dict[str, list[int]] = {}
     for message in bed.stored():
         number = int(message.body.split()[1])
@@ -180,13 +181,10 @@ def test_letters_without_a_topic_go_to_the_one_of_the_option(bed: Bed) -> None:
     assert total.waiting == {"gone": 1}
 
 
-def test_a_refused_letter_stays_pending_and_stops_its_key(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resend, "CHUNK", 2)
+def test_a_refused_letter_stays_pending_and_stops_its_key(bed: Bed) -> None:
     bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
     batch = letters(["bad", "good"] * 3, body=bodies, message_id=["order-17"] * 6)
-    total, spool = bed.send(batch)
+    total, spool = bed.send(batch, chunk=2)
     assert spool.resolved() == {"letter-1", "letter-3", "letter-5"}
     assert (total.failed, total.held_back, total.codes) == (1, 2, {"EMPTY_BODY": 1})
     assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}, "a failed letter is no second letter"
@@ -210,28 +208,23 @@ def test_what_failed_is_named_and_degraded_is_told_from_stored(bed: Bed) -> None
     assert failure == {"message_id": f"{0:032X}", "topic": "t", "code": "MESSAGE_ILLEGAL"}
 
 
-def test_each_request_of_a_task_has_a_number_of_its_own(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_request_of_a_task_has_a_number_of_its_own(bed: Bed) -> None:
     """The report counts messages by this number, not attempts."""
-    monkeypatch.setattr(resend, "CHUNK", 2)
     bed.cluster.on_send(Answer(13, "no"), times=None)
-    _, spool = bed.send(letters([None, "a", None, "b", "c"]))
+    _, spool = bed.send(letters([None, "a", None, "b", "c"]), chunk=2)
     numbers = [row["request"] for row in spool.rows if row["kind"] == SEND and row["attempt"] == 1]
     assert sorted(numbers) == [1, 2, 3, 4, 5]
 
 
-def test_no_way_to_any_broker_ends_the_trying(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resend, "CHUNK", 2)
+def test_no_way_to_any_broker_ends_the_trying(bed: Bed) -> None:
     bed.cluster.kill()
-    total, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]))
+    total, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]), chunk=2)
     assert spool.resolved() == set()
     assert (total.not_tried, total.failed + total.held_back) == (4, 2)
 
 
-def test_resolutions_are_durable_chunk_by_chunk(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resend, "CHUNK", 10)
-    _, spool = bed.send(letters(["k"] * 35))
+def test_resolutions_are_durable_chunk_by_chunk(bed: Bed) -> None:
+    _, spool = bed.send(letters(["k"] * 35), chunk=10)
     chunks = [10, 10, 10, 5]
     assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
 
@@ -432,13 +425,10 @@ def test_what_was_settled_since_the_plan_is_left_out(bed: Bed) -> None:
     assert spool.resolved() == {"letter-0", "letter-2"}
 
 
-def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resend, "CHUNK", 2)
+def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(bed: Bed) -> None:
     check, spool = Mock(side_effect=[None, LedgerError("taken over")]), Spool()
     with pytest.raises(LedgerError, match="taken over"):
-        bed.send(letters(["a", "b", "c", "d"]), spool=spool, check=check)
+        bed.send(letters(["a", "b", "c", "d"]), spool=spool, chunk=2, check=check)
     assert len(bed.stored()) == len(spool.resolved()) == 2
     assert set(spool.marks()) == {"letter-0", "letter-1"}
 
