@@ -34,11 +34,6 @@ LOCAL_CLUSTER = {
 _NICE = 5
 
 
-def _more_nice() -> str:
-    """Return the niceness to add up to 5: drivers of niceness 19 would get next to no CPU."""
-    return str(max(0, _NICE - os.nice(0)))
-
-
 @dataclass
 class Driver:
     """A driver process and its cells. Cells of `later` begin with `begin`."""
@@ -68,10 +63,12 @@ class Driver:
         # The default code cache of a single compiler is too small for many queries at once.
         # One collecting thread is enough, because there are at least as many JVMs as cores.
         environ["JDK_JAVA_OPTIONS"] = "-XX:ReservedCodeCacheSize=160m -XX:+UseSerialGC"
+        # Drivers run dozens of tasks at once, and must leave other tests their turn. Add up to a
+        # niceness of 5: drivers of niceness 19 would get next to no CPU.
+        nice = str(max(0, _NICE - os.nice(0)))
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                # Drivers run dozens of tasks at once, and must leave other tests their turn.
-                ["nice", "-n", _more_nice(), sys.executable, str(HERE / "driver.py"), str(path)],
+                ["nice", "-n", nice, sys.executable, str(HERE / "driver.py"), str(path)],
                 cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
