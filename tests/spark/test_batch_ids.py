@@ -1,7 +1,6 @@
 """Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rocket_sink.errors import CheckpointError, LedgerError, OptionError
 from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
 pytestmark = pytest.mark.spark
@@ -46,15 +46,23 @@ class World:
         writer = (self.frame() if frame is None else frame).write.format("rocketmq").mode("append")
         writer.options(**{name: str(value) for name, value in texts.items()}).save()
 
+    def die(self, owner: Any, name: str, death: Any, **options: Any) -> None:
+        """Write, and let the driver die in the function `name`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, death)
+            with pytest.raises(KeyError, match="the driver died"):
+                self.write(**options)
+
     def sent(self) -> int:
         return len(self.cluster.messages("t"))
 
 
+cluster = scripted_cluster(t=2)
+
+
 @pytest.fixture
-def world(spark: Any, tmp_path: Path) -> Iterator[World]:
-    with FakeCluster(brokers=2) as cluster:
-        cluster.create_topic("t", 2)
-        yield World(spark, cluster, tmp_path)
+def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(spark, cluster, tmp_path)
 
 
 def crash(*_: Any, **__: Any) -> None:
@@ -93,16 +101,11 @@ def test_a_complete_write_is_sent_once(world: World, delivery: str) -> None:
     ],
 )
 def test_a_write_that_died_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch, delivery: str, died_in: str, copies: int,
-    doubles: int, is_complete: bool,
-) -> None:  # fmt: skip
-    with monkeypatch.context() as patch:
-        if died_in == "_append":
-            patch.setattr(foreach_batch, "_append", sent_and_died)
-        else:
-            patch.setattr(NamedBatch, "end", crash)
-        with pytest.raises(KeyError, match="the driver died"):
-            world.write(delivery=delivery)
+    world: World, delivery: str, died_in: str, copies: int, doubles: int, is_complete: bool
+) -> None:
+    deaths = {"_append": (foreach_batch, sent_and_died), "end": (NamedBatch, crash)}
+    owner, death = deaths[died_in]
+    world.die(owner, died_in, death, delivery=delivery)
     assert world.sent() == ROWS
     repeated = world.write(delivery=delivery)
     assert world.sent() == copies * ROWS
@@ -137,32 +140,21 @@ def test_the_data_source_repeats_a_failed_write_and_no_complete_one(
     assert world.sent() == sent
 
 
-def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(NamedBatch, "end", crash)
-        with pytest.raises(KeyError, match="the driver died"):
-            world.write(delivery="transactional")
+def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world: World) -> None:
+    world.die(NamedBatch, "end", crash, delivery="transactional")
     assert world.sent() == 0
     assert world.write(delivery="transactional").is_repeated
     assert world.sent() == ROWS
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_another_frame_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch, is_complete: bool
-) -> None:
+def test_another_frame_is_refused(world: World, is_complete: bool) -> None:
     if is_complete:
         world.write()
     else:
-        with monkeypatch.context() as patch:
-            patch.setattr(foreach_batch, "_append", sent_and_died)
-            with pytest.raises(KeyError, match="the driver died"):
-                world.write()
-    filtered: Callable[..., Any] = lambda: world.frame().where("body <> 'row 3'")  # noqa: E731
+        world.die(foreach_batch, "_append", sent_and_died)
     for frame, options, words in (
-        (filtered(), {}, r"for another frame \(.+\): plan was"),
+        (world.frame().where("body <> 'row 3'"), {}, r"for another frame \(.+\): plan was"),
         (world.frame().selectExpr("body", "body AS tags"), {}, "columns was struct<body:str"),
         (world.frame(), {"topic": "other"}, "topic was t, and is other"),
     ):
@@ -173,15 +165,16 @@ def test_another_frame_is_refused(
 
 def test_equal_plans_of_other_rows_are_refused(world: World, tmp_path: Path) -> None:
     """The plan of a file source does not name its files, so folders and rows are compared."""
-    for name, rows in (("a", ROWS), ("b", ROWS)):
-        world.frame(rows).write.parquet(str(tmp_path / name))
+    first, second = (str(tmp_path / name) for name in "ab")
+    for folder in (first, second):
+        world.frame().write.parquet(folder)
     read = world.spark.read.parquet
-    assert not world.write(read(str(tmp_path / "a"))).is_repeated
+    assert not world.write(read(first)).is_repeated
     with pytest.raises(CheckpointError, match=r": input was file:.*/a, and is file:.*/b"):
-        world.write(read(str(tmp_path / "b")))
-    world.frame(2).write.mode("append").parquet(str(tmp_path / "a"))
+        world.write(read(second))
+    world.frame(2).write.mode("append").parquet(first)
     with pytest.raises(CheckpointError, match="number of rows was 40, and is 42"):
-        world.write(read(str(tmp_path / "a")))
+        world.write(read(first))
     assert world.sent() == ROWS
 
 

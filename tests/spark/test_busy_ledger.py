@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,14 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
 
 
 def test_who_decides_refuses(spark: Any, busy: Ledger) -> None:
-    options = SinkOptions.parse(nameServer="127.0.0.1:1", ledger=busy.path)
-    by_whom = f"folded by process {os.getpid()} on"
-    with pytest.raises(LedgerError, match=by_whom):
-        Backfill(spark, options).plan()
-    with pytest.raises(LedgerError, match=by_whom):
-        Backfill(spark, options).run(1)
-    with pytest.raises(LedgerError, match=by_whom):
-        park(spark, busy, letters=["x"], note="n")
-    with pytest.raises(LedgerError, match=by_whom):
-        unpark(spark, busy, letters=["x"], note="n")
+    work = Backfill(spark, SinkOptions.parse(nameServer="127.0.0.1:1", ledger=busy.path))
+    letters = {"letters": ["x"], "note": "n"}
+    for decide in (
+        work.plan, partial(work.run, 1), partial(park, spark, busy, **letters),
+        partial(unpark, spark, busy, **letters),
+    ):  # fmt: skip
+        with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
+            decide()
 
 
 def test_who_shows_says_so(

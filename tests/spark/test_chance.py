@@ -9,14 +9,14 @@ from pyspark.errors import StreamingQueryException
 from rocket_sink import RocketSink
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.testing import FakeCluster
+from tests.spark.streams import run, stream_of
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("lane", ["write", "stream", "foreachBatch"])
 def test_rows_of_chance_need_a_message_id(spark: Any, tmp_path: Path, lane: str) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"n": "1"}\n{"n": "2"}\n')
+    stream = stream_of(spark, tmp_path, '{"n": "1"}\n{"n": "2"}\n', "n STRING")
     with FakeCluster() as cluster:
         cluster.create_topic("t", 4)
         sink = RocketSink(
@@ -25,18 +25,14 @@ def test_rows_of_chance_need_a_message_id(spark: Any, tmp_path: Path, lane: str)
         )  # fmt: skip
 
         def send(*columns: str) -> None:
-            reader = spark.read if lane == "write" else spark.readStream
-            rows = reader.schema("n STRING").json(str(tmp_path / "in")).selectExpr(*columns)
+            rows = stream.selectExpr(*columns)
             if lane == "write":
-                sink.write(rows)
-                return
-            writer = (
-                sink.stream(rows)
-                if lane == "stream"
-                else rows.writeStream.foreachBatch(sink.write_batch)
-            )
-            writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-            writer.trigger(availableNow=True).start().awaitTermination()
+                batch = spark.read.schema("n STRING").json(str(tmp_path / "in"))
+                sink.write(batch.selectExpr(*columns))
+            elif lane == "stream":
+                run(sink.stream(rows), tmp_path / "checkpoint")
+            else:
+                run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
 
         with pytest.raises((ConfigurationError, StreamingQueryException), match="computes it anew"):
             send("concat(n, uuid()) AS body")

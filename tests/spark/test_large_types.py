@@ -1,6 +1,5 @@
 """Sessions that hand Arrow's large strings and binaries to Python."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.spark.settings import setting
 
 pytestmark = pytest.mark.spark
 
@@ -15,20 +15,11 @@ SETTING = "spark.sql.execution.arrow.useLargeVarTypes"
 ROWS = "body BINARY, tags STRING, keys ARRAY<STRING>, properties MAP<STRING, STRING>"
 
 
-@pytest.fixture
-def large_types(spark: Any) -> Iterator[None]:
-    spark.conf.set(SETTING, "true")
-    yield
-    spark.conf.unset(SETTING)
-
-
 @pytest.mark.parametrize("by_name", [False, True], ids=["write", "format"])
-def test_rows_of_large_types_are_sent(
-    spark: Any, large_types: None, by_name: bool, tmp_path: Any
-) -> None:
+def test_rows_of_large_types_are_sent(spark: Any, by_name: bool, tmp_path: Any) -> None:
     rows = [(b"\xff\x00", "t", ["k", "l"], {"p": "q"}), (b"\x00", None, None, None)]
     frame = spark.createDataFrame(rows, ROWS)
-    with FakeCluster(brokers=1) as cluster:
+    with FakeCluster(brokers=1) as cluster, setting(spark, SETTING, "true"):
         cluster.create_topic("large", queues=1)
         options = {"nameServer": cluster.name_server, "topic": "large"}
         if by_name:

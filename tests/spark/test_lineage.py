@@ -8,11 +8,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import jsonschema
 import pytest
@@ -30,6 +30,8 @@ from rocket_sink.spark.foreach_batch import BatchWriter, _Sent
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
+from tests.spark.streams import run, stream_of
 from tests.spark.test_listener import wait_for
 
 SCHEMAS = [json.loads(p.read_text()) for p in (Path(__file__).parent / "openlineage").iterdir()]
@@ -47,6 +49,9 @@ REGISTRY: referencing.Registry[Any] = referencing.Registry(
 ).with_contents((schema["$id"], schema) for schema in SCHEMAS)
 RUNS = {"$ref": "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"}
 DEADLINE_S = 120.0
+BODY = StructType([StructField("body", StringType())])
+
+cluster = scripted_cluster(1, flights=1)
 
 
 class Collector(HTTPServer):
@@ -57,12 +62,6 @@ class Collector(HTTPServer):
         self.answers = threading.Event()
         self.answers.set()
         super().__init__(("127.0.0.1", 0), _Handler)
-
-    def of_runs(self) -> dict[str, list[dict[str, Any]]]:
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for event in list(self.events):
-            runs.setdefault(event["run"]["runId"], []).append(event)
-        return runs
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,75 +104,51 @@ def judge(event: dict[str, Any]) -> None:
 
 @pytest.mark.spark
 def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
-    spark: Any, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spark: Any, cluster: FakeCluster, tmp_path: Path, collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     # Spark's own processes plan and commit the writes of a data source.
     for name in ("OPENLINEAGE_URL", "OPENLINEAGE_NAMESPACE"):
         monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
-    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-        sink = RocketSink(
-            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
-        )
-        register(spark, ledger=sink.options.ledger)
-        options = {name: str(value) for name, value in sink.options.given().items()}
-        runs = []
-        for lane in (
-            sink.stream(rows),
-            rows.writeStream.foreachBatch(sink.write_batch),
-            rows.writeStream.format("rocketmq").options(**options),
-        ):
-            place = str(tmp_path / f"checkpoint-{len(runs)}")
-            query = lane.option("checkpointLocation", place).trigger(availableNow=True).start()
-            assert query.awaitTermination(DEADLINE_S)
-            runs.append(str(query.runId))
-        (tmp_path / "in" / "2.json").write_text('{"body": "three"}\n{"body": "four"}\n')
-        batches = rows.writeStream.foreachBatch(sink.write_batch).trigger(availableNow=True)
-        query = batches.option("checkpointLocation", str(tmp_path / "checkpoint-1")).start()
-        assert query.awaitTermination(DEADLINE_S)
-        runs.append(str(query.runId))
-        (tmp_path / "in" / "2.json").unlink()
-        bad = RocketSink(sink.options.with_(max_epoch_failures=0))
-        with pytest.raises(DeliveryError):
-            bad.write(spark.createDataFrame([(None,)], "body STRING"))
-        batch = spark.read.schema("body STRING").json(str(tmp_path / "in"))
-        write = batch.write.format("rocketmq").mode("append").options(**options)
-        write.save()
-        with pytest.raises(Exception, match="maxEpochFailures=0"):
-            write.option("maxEpochFailures", 0).save()
-        wait_for(lambda: len(collector.events) >= 14)
+    rows = stream_of(spark, tmp_path, '{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
+    ledger = str(tmp_path / "ledger")
+    sink = RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger)
+    register(spark, ledger=sink.options.ledger)
+    options = {name: str(value) for name, value in sink.options.given().items()}
+    batches = rows.writeStream.foreachBatch(sink.write_batch)
+    lanes = sink.stream(rows), batches, rows.writeStream.format("rocketmq").options(**options)
+    runs = [run(lane, tmp_path / f"{number}").runId for number, lane in enumerate(lanes)]
+    (tmp_path / "in" / "2.json").write_text('{"body": "three"}\n{"body": "four"}\n')
+    runs.append(run(batches, tmp_path / "1").runId)
+    (tmp_path / "in" / "2.json").unlink()
+    bad = RocketSink(sink.options.with_(max_epoch_failures=0))
+    with pytest.raises(DeliveryError):
+        bad.write(spark.createDataFrame([(None,)], "body STRING"))
+    batch = spark.read.schema("body STRING").json(str(tmp_path / "in"))
+    write = batch.write.format("rocketmq").mode("append").options(**options)
+    write.save()
+    with pytest.raises(Exception, match="maxEpochFailures=0"):
+        write.option("maxEpochFailures", 0).save()
+    wait_for(lambda: len(collector.events) >= 14)
     for event in collector.events:
         judge(event)
         (output,) = event["outputs"]
-        assert (output["namespace"], output["name"]) == (
-            f"rocketmq://{cluster.name_server}", "flights",
-        )  # fmt: skip
+        place = f"rocketmq://{cluster.name_server}", "flights"
+        assert (output["namespace"], output["name"]) == place
         fields = output["facets"]["schema"]["fields"]
         assert [(field["name"], field["type"]) for field in fields] == [("body", "string")]
         assert event["job"]["namespace"] == "shop"
-    by_run = collector.of_runs()
-    for run in runs:
-        start, end = by_run.pop(run)
-        assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    for event in collector.events:
+        by_run.setdefault(event["run"]["runId"], []).append(event)
+    of_queries = [by_run.pop(str(run_id)) for run_id in runs]
+    refused, good, failed = by_run.values()
+    for begin, end in (*of_queries, good):
+        assert (begin["eventType"], end["eventType"]) == ("START", "COMPLETE")
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
-    assert [events[0]["eventType"] for events in by_run.values()] == ["START"] * 3
-    bad_end, end, failed_end = (events[1] for events in by_run.values())
-    assert bad_end["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
-    assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
-    assert [event["eventType"] for event in (bad_end, end, failed_end)] == [
-        "FAIL", "COMPLETE", "FAIL",
-    ]  # fmt: skip
-
-
-@dataclass
-class Frame:
-    """The part of a frame that a writer needs before it sends."""
-
-    schema: StructType
-    sparkSession: Any
+    for begin, end in (refused, failed):
+        assert (begin["eventType"], end["eventType"]) == ("START", "FAIL")
+    assert refused[1]["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
 
 
 def test_each_run_of_a_query_by_foreach_batch_has_a_start(
@@ -184,28 +159,32 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
     for name in ("check_reachable", "check_budget"):
         monkeypatch.setattr(foreach_batch, name, lambda *_: None)
     monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, bool))
-    frame: Any = Frame(StructType([StructField("body", StringType())]), MagicMock())
-    for run in runs:
-        monkeypatch.setattr(foreach_batch, "run_of", lambda frame, run=run: StreamRun("query", run))
+    frame: Any = SimpleNamespace(schema=BODY, sparkSession=MagicMock())
+    for run_id in runs:
+        of_query = StreamRun("query", run_id)
+        monkeypatch.setattr(foreach_batch, "run_of", Mock(return_value=of_query))
         for epoch in range(2):
             writer.write_epoch(frame, epoch)
-        lineage.end(run, {"acked": 2})
+        lineage.end(run_id, {"acked": 2})
     wait_for(lambda: len(collector.events) >= 4)
     events = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
-    assert events == [(run, kind) for run in runs for kind in ("START", "COMPLETE")]
+    assert events == [(run_id, kind) for run_id in runs for kind in ("START", "COMPLETE")]
+
+
+def started() -> str:
+    """Start a run, and return its id."""
+    options, run_id = SinkOptions.parse(nameServer="h:9876", topic="t"), str(uuid.uuid4())
+    lineage.start(options, run_id, "write", StructType(), is_stream=False)
+    return run_id
 
 
 def test_events_need_no_installed_metadata(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source tree on the path has no metadata."""
-
-    def metadata(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "metadata", metadata)
-    options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.start(options, str(uuid.uuid4()), "write", StructType(), is_stream=False)
+    missing = Mock(side_effect=importlib.metadata.PackageNotFoundError)
+    monkeypatch.setattr(importlib.metadata, "metadata", missing)
+    started()
     wait_for(lambda: bool(collector.events))
     judge(collector.events[0])
 
@@ -216,16 +195,16 @@ def test_a_batch_by_format_is_told_of_by_two_processes(
 ) -> None:
     caplog.set_level("INFO", "rocket_sink.spark.console")
     source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights", "appId": "a"})
-    planned = source.writer(StructType([StructField("body", StringType())]), False)
+    planned = source.writer(BODY, False)
     assert [event["eventType"] for event in collector.events] == ["START"]
     writer = pickle.loads(pickle.dumps(planned))
     if is_well:
         writer.commit([TaskMessage("q", "r", TaskSummary(rows_in=3, acked=2, dead=1))])
     else:
         writer.abort([None])
-    start, end = collector.events
+    begin, end = collector.events
     judge(end)
-    assert start["run"]["runId"] == end["run"]["runId"]
+    assert begin["run"]["runId"] == end["run"]["runId"]
     assert end["eventType"] == ("COMPLETE" if is_well else "FAIL")
     if is_well:
         text = f"the write a/{writer.run_id} ended: 3 rows in, 2 acknowledged, 1 dead letter;"
@@ -241,7 +220,7 @@ def test_a_silent_collector_is_waited_for_by_the_first_process_only(
     try:
         source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
         began_s = time.monotonic()
-        planned = source.writer(StructType([StructField("body", StringType())]), False)
+        planned = source.writer(BODY, False)
         planned_s = time.monotonic()
         monkeypatch.setattr(lineage, "emitters", [])  # the other process has its own
         writer = pickle.loads(pickle.dumps(planned))
@@ -253,25 +232,17 @@ def test_a_silent_collector_is_waited_for_by_the_first_process_only(
     wait_for(lambda: len(collector.events) >= 2)
 
 
-class Schema:
-    """The part of Spark's schema that events need."""
-
-    fields = ()
-
-
 def test_a_collector_that_is_down_costs_a_warning(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(lineage, "_LAST_S", DEADLINE_S)
-    run = "01890a5d-ac96-774b-bcce-b302099a8057"
-    options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.start(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
+    run_id = started()
     for emitter in lineage.emitters:
         emitter.finish()
-    assert f"no START of the run {run}" in caplog.text
-    lineage.end(run, {})
-    lineage.end(run, {})
+    assert f"no START of the run {run_id}" in caplog.text
+    lineage.end(run_id, {})
+    lineage.end(run_id, {})
     assert collector.events == []
 
 
@@ -284,10 +255,7 @@ def test_nothing_is_sent_without_a_wish(
     else:
         monkeypatch.delenv("OPENLINEAGE_URL")
         monkeypatch.delenv("OPENLINEAGE_NAMESPACE")
-    run = "01890a5d-ac96-774b-bcce-b302099a8057"
-    options = SinkOptions.parse(nameServer="h:9876", topic="t")
-    lineage.start(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
-    lineage.end(run, {"acked": 1})
+    lineage.end(started(), {"acked": 1})
     for emitter in lineage.emitters:
         emitter.finish()
     assert collector.events == []

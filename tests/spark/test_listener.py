@@ -5,6 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -15,12 +16,14 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.datasource import RocketMQDataSource, register
+from rocket_sink.spark.datasource import register
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
 from tests.python import run_python
+from tests.spark.streams import ONE, run, stream_of
 
 pytestmark = pytest.mark.spark
 
@@ -28,32 +31,33 @@ DEADLINE_S = 120.0
 wait_for = partial(until, poll_s=0.05)
 
 
-def confirmed(ledger: Ledger, spark: Any) -> int:
-    return int(ledger.epochs(spark).where("confirmed").count())
+cluster = scripted_cluster(1, flights=1)
 
 
-def test_a_sync_after_a_query_knows_its_last_epoch_done(spark: Any, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
-    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
-    ledger = Ledger(tmp_path / "ledger")
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-        sink = RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
-        query = sink.stream(rows).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert query.trigger(availableNow=True).start().awaitTermination(DEADLINE_S)
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def sink(cluster: FakeCluster, ledger: Ledger) -> RocketSink:
+    return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
+
+
+def test_a_sync_after_a_query_knows_its_last_epoch_done(
+    spark: Any, sink: RocketSink, ledger: Ledger, tmp_path: Path
+) -> None:
+    run(sink.stream(stream_of(spark, tmp_path)), tmp_path / "checkpoint")
     ledger.sync(spark)
-    assert confirmed(ledger, spark) == 1
+    assert ledger.epochs(spark).where("confirmed").count() == 1
     assert ledger.unfolded_epochs() == 0
 
 
 def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources: list[type[RocketMQDataSource]] = []
-    monkeypatch.setattr(
-        type(spark.dataSource), "register", lambda self, source: sources.append(source)
-    )
+    registering = Mock()
+    monkeypatch.setattr(type(spark.dataSource), "register", registering)
     monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
 
     def commit(epoch: int, ledger: str = "") -> int:
@@ -61,7 +65,8 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
         settings = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
         caplog.clear()
         schema = StructType.fromDDL("body STRING")
-        sources[-1](settings).streamWriter(schema, overwrite=False).commit([], epoch)
+        (source,) = registering.call_args.args
+        source(settings).streamWriter(schema, overwrite=False).commit([], epoch)
         return len(caplog.records)
 
     first, second = (str(tmp_path / name) for name in ("one", "two"))
@@ -75,34 +80,33 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
 
 
 @pytest.mark.parametrize("lane", ["foreach", "datasource"])
-def test_the_stream_command_folds_while_it_runs(spark: Any, tmp_path: Path, lane: str) -> None:
+def test_the_stream_command_folds_while_it_runs(
+    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
+) -> None:
     ledger = tmp_path / "ledger"
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
-    with FakeCluster(brokers=1) as cluster:
-        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
-        stream_writer(spark, rows, options, lane)
+    options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
+    stream_writer(spark, rows, options, lane)
     thread = install_fold(SinkOptions.parse({"ledger": str(tmp_path / "other")}), spark)
     assert thread is not None and resolve_path(ledger).uri in thread.ledgers
 
 
 @pytest.mark.parametrize("lane", ["foreach", "datasource"])
 def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str
+    spark: Any, cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str
 ) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
-    checkpoint = tmp_path / "checkpoint"
-    with FakeCluster(brokers=1) as cluster:
-        options = {"nameServer": cluster.name_server, "topic": "flights"}
-        if lane == "foreach":
-            writer = rows.writeStream.foreach(RocketSink(**options))
-        else:
-            register(spark)
-            writer = rows.writeStream.format("rocketmq").options(**options)
-        writer = writer.option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(continuous="1 second").start()
-        with pytest.raises(StreamingQueryException):
-            query.awaitTermination(DEADLINE_S)
-    assert list((checkpoint / "commits").glob("[0-9]*")) == []
+    options = {"nameServer": cluster.name_server, "topic": "flights"}
+    if lane == "foreach":
+        writer = rows.writeStream.foreach(RocketSink(**options))
+    else:
+        register(spark)
+        writer = rows.writeStream.format("rocketmq").options(**options)
+    writer = writer.option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(continuous="1 second").start()
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(DEADLINE_S)
+    assert list((tmp_path / "commits").glob("[0-9]*")) == []
     (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
     assert "trigger(continuous=...) does not work" in said
 
@@ -117,9 +121,7 @@ folder = sys.argv[1]
 spark = build_session("short", master="local[2]")
 with FakeCluster(brokers=1) as cluster:
     cluster.create_topic("flights", queues=1)
-    sink = RocketSink(
-        nameServer=cluster.name_server, topic="flights", ledger=f"{folder}/ledger"
-    )
+    sink = RocketSink(nameServer=cluster.name_server, topic="flights", ledger=f"{folder}/ledger")
     rows = spark.readStream.schema("body STRING").json(f"{folder}/in")
     query = sink.stream(rows).option("checkpointLocation", f"{folder}/checkpoint")
     query.trigger(availableNow=True).start().awaitTermination()
@@ -127,86 +129,56 @@ with FakeCluster(brokers=1) as cluster:
 """
 
 
-def test_a_short_job_leaves_no_rows_to_fold(tmp_path: Path) -> None:
+def test_a_short_job_leaves_no_rows_to_fold(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    (tmp_path / "in" / "1.json").write_text(ONE)
     job = run_python("-c", SHORT_JOB, tmp_path, timeout_s=600)
-    ledger = Ledger(tmp_path / "ledger")
     assert (ledger.unfolded_epochs(), "1 row in, 1 acknowledged; ledger" in job.stderr) == (0, True)
 
 
 def test_the_end_of_a_query_in_another_session_than_its_sinks_is_heard(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: Any, sink: RocketSink, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-        sink = RocketSink(
-            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
-        )
-        other = spark.newSession()
-        rows = other.readStream.schema("body STRING").json(str(tmp_path / "in"))
-        query = rows.writeStream.foreachBatch(sink.write_batch).trigger(availableNow=True)
-        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        assert query.awaitTermination(DEADLINE_S)
-        end = f"the query {query.id} ended: 1 row in"
-        wait_for(lambda: any(end in record.getMessage() for record in caplog.records))
+    rows = stream_of(spark.newSession(), tmp_path)
+    query = run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
+    end = f"the query {query.id} ended: 1 row in"
+    wait_for(lambda: any(end in record.getMessage() for record in caplog.records))
 
 
 def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
-    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-        sink = RocketSink(
-            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
-        )
-        for checkpoint in ("one", "one", "two"):
-            query = sink.stream(rows).option("checkpointLocation", str(tmp_path / checkpoint))
-            query = query.trigger(availableNow=True).start()
-            assert query.awaitTermination(DEADLINE_S)
-            Ledger(tmp_path / "ledger").sync(spark)
-        assert len(cluster.messages("flights")) == 2
-        wait_for(lambda: "begins at epoch 0" in caplog.text)
-    texts = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
-    assert len(texts) == 1
-    assert query.id in texts[0] and "appId" in texts[0]
+    spark: Any, cluster: FakeCluster, sink: RocketSink, ledger: Ledger, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    rows = stream_of(spark, tmp_path)
+    for checkpoint in ("one", "one", "two"):
+        query = run(sink.stream(rows), tmp_path / checkpoint)
+        ledger.sync(spark)
+    assert len(cluster.messages("flights")) == 2
+    wait_for(lambda: "begins at epoch 0" in caplog.text)
+    [text] = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
+    assert query.id in text and "appId" in text
 
 
 def test_a_ledger_or_checkpoint_inside_the_input_is_refused(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    spark: Any, cluster: FakeCluster, sink: RocketSink, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """Spark would read their files: a source of 3 rows gave 154."""
-    read, outside = tmp_path / "in", str(tmp_path / "ledger")
-    read.mkdir()
-    (read / "1.json").write_text('{"body": "one"}\n')
-    rows = spark.readStream.schema("body STRING").json(str(read))
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("flights", queues=1)
-
-        def sink(ledger: str) -> RocketSink:
-            return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger)
-
-        inside = sink(str(read / "sub" / "ledger"))
-        with pytest.raises(ConfigurationError, match=r"ledger .*in/sub/ledger is inside"):
-            inside.stream(rows)
-        for folder in (read, f"{tmp_path}/i*"):
-            with pytest.raises(ConfigurationError, match="is inside"):
-                inside.write(spark.read.schema("body STRING").json(str(folder)))
-        bare = rows.writeStream.foreach(inside)  # type: ignore[arg-type]
-        query = bare.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    read, rows = tmp_path / "in", stream_of(spark, tmp_path)
+    inside = RocketSink(sink.options.with_(ledger=str(read / "sub" / "ledger")))
+    with pytest.raises(ConfigurationError, match=r"ledger .*in/sub/ledger is inside"):
+        inside.stream(rows)
+    for folder in (read, f"{tmp_path}/i*"):
+        with pytest.raises(ConfigurationError, match="is inside"):
+            inside.write(spark.read.schema("body STRING").json(str(folder)))
+    for writer, checkpoint, words in (
+        (rows.writeStream.foreach(inside), tmp_path, r"ledger \S*in/sub/ledger is inside"),
+        (sink.stream(rows), read, f"checkpoint file:{read}/checkpoint is inside {read}"),
+    ):
+        query = writer.option("checkpointLocation", str(checkpoint / "checkpoint")).start()
         with pytest.raises(StreamingQueryException):
             query.awaitTermination(DEADLINE_S)
-        assert re.search(r"ledger \S*in/sub/ledger is inside", caplog.text)
-        writer = sink(outside).stream(rows)
-        query = writer.option("checkpointLocation", str(read / "checkpoint")).start()
-        with pytest.raises(StreamingQueryException):
-            query.awaitTermination(DEADLINE_S)
-        assert f"checkpoint file:{read}/checkpoint is inside {read}" in caplog.text
-        assert cluster.messages("flights") == []
-        assert sink(outside).write(spark.read.schema("body STRING").json(str(read))).acked == 1
+        assert re.search(words, caplog.text)
+    assert cluster.messages("flights") == []
+    assert sink.write(spark.read.schema("body STRING").json(str(read))).acked == 1

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rocket_sink.spark.plans import plan_digest
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
+from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 ROWS = 200
@@ -26,13 +28,9 @@ DELIVERIES = ["at_least_once", "effectively_once"]
 class World:
     """A query over some files, with its checkpoint, ledger and topic."""
 
-    def __init__(
-        self, spark: Any, cluster: FakeCluster, folder: Path, lane: str,
-        delivery: str = "effectively_once",
-    ) -> None:  # fmt: skip
+    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: str) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
-        self.delivery = delivery
-        cluster.create_topic("t", 4)
+        self.delivery = "effectively_once"
         (folder / "in").mkdir()
         numbers = [json.dumps({"n": f"{number:04}"}) for number in range(ROWS)]
         (folder / "in" / "1.json").write_text("\n".join(numbers))
@@ -77,8 +75,7 @@ class World:
                 writer = writer.foreach(sink)
             elif self.lane == "source":
                 writer = writer.format("rocketmq").options(**options)
-            writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
-            writer.trigger(availableNow=True).start().awaitTermination()
+            run(writer, self.folder / "checkpoint")
 
     def fail(self, partitions: int, body: str = "n AS body") -> None:
         threading.Thread(target=self._await_rows, daemon=True).start()
@@ -102,24 +99,23 @@ class World:
         select = "SELECT sum(duplicates_possible) AS rows FROM epochs"
         return int(view_rows(ledger.path, select)[0].rows)
 
+    def check_doubles(self) -> None:
+        """Check that rows are doubled, and that the ledger counts them all."""
+        assert 0 < self.doubled() <= self.counted() <= ROWS
 
-class Plan:
-    """A plan of the JVM with this text."""
 
-    def __init__(self, text: str) -> None:
-        self.toString = lambda: text
+def digests(*plans: str) -> set[str]:
+    """Return the digests of plans of the JVM with these texts."""
+    return {plan_digest(SimpleNamespace(toString=lambda text=text: text)) for text in plans}
 
 
 def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
-    digests = {
-        plan_digest(Plan(text))
-        for text in (
-            "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 8)), [n#1L]",
-            "Repartition 8\n+- DataSource(SparkSession@2e,json,Map(minPartitions -> 8)), [n#22L]",
-            "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 2)), [n#1L]",
-        )
-    }
-    assert len(digests) == 2
+    of_plans = digests(
+        "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 8)), [n#1L]",
+        "Repartition 8\n+- DataSource(SparkSession@2e,json,Map(minPartitions -> 8)), [n#22L]",
+        "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 2)), [n#1L]",
+    )
+    assert len(of_plans) == 2
 
 
 def test_a_frame_that_is_made_again_has_the_same_digest() -> None:
@@ -132,10 +128,15 @@ def test_a_frame_that_is_made_again_has_the_same_digest() -> None:
         CTERelationRef {0}, true, [id#7{0}L], false
         ~EventTimeWatermark a1fea580-5646-4c5f-a1a8-462d7bacc{0}, t#8{0}, 1 minutes"""
     plans = [text.format(1), text.format(625), text.format(1).replace("x_", "y_")]
-    assert len({plan_digest(Plan(plan)) for plan in plans}) == 2
+    assert len(digests(*plans)) == 2
 
 
-cluster = scripted_cluster(1)
+cluster = scripted_cluster(1, t=4)
+
+
+@pytest.fixture
+def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str) -> World:
+    return World(spark, cluster, tmp_path, lane)
 
 
 @pytest.mark.parametrize(
@@ -143,44 +144,37 @@ cluster = scripted_cluster(1)
     [("foreachBatch", 8, 2), ("foreach", 2, 6), ("source", 2, 6), ("write", 2, 6)],
 )
 def test_a_replay_with_other_partitions_counts_its_doubles(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str, before: int, after: int
+    world: World, before: int, after: int
 ) -> None:
-    world = World(spark, cluster, tmp_path, lane)
     world.fail(before)
     world.run(after)
-    assert 0 < world.doubled() <= world.counted() <= ROWS
+    world.check_doubles()
 
 
 @pytest.mark.parametrize("lane", [*STREAMS, "write"])
-def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
-) -> None:
-    world = World(spark, cluster, tmp_path, lane)
+def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(world: World) -> None:
     world.fail(4)
     world.run(4)
     assert (world.doubled(), world.counted()) == (0, 0)
 
 
 @pytest.mark.parametrize("lane", ["write", "source_batch"])
-def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
-) -> None:
-    world = World(spark, cluster, tmp_path, lane)
+def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(world: World) -> None:
     world.fail(2, "concat(n, ' ', cast(now() AS string)) AS body")
     world.run(2, "concat(n, ' ', cast(now() AS string)) AS body")
-    assert 0 < world.doubled() <= world.counted() <= ROWS
+    world.check_doubles()
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("lane", [*STREAMS, "stream"])
 def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str, delivery: str
+    world: World, delivery: str
 ) -> None:
     """Spark 4.0 and 4.1 give a checkpoint without `metadata` a new id."""
-    world = World(spark, cluster, tmp_path, lane, delivery)
+    world.delivery = delivery
     world.fail(2)
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint = world.folder / "checkpoint"
     (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
     world.run(2)
-    assert 0 < world.doubled() <= world.counted() <= ROWS
+    world.check_doubles()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from pyspark.errors import PySparkImportError
 from rocket_sink.spark.packs import pack
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
+from tests.spark.streams import run
 
 MIB = 1 << 20
 
@@ -55,24 +57,15 @@ def test_a_stream_hands_over_packs_or_says_why_it_cannot(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, has_pandas: bool
 ) -> None:
     if not has_pandas:
-
-        def refuse() -> None:
-            raise PySparkImportError("pandas >= 2.2.0 must be installed")
-
+        refuse = Mock(side_effect=PySparkImportError("pandas >= 2.2.0 must be installed"))
         functions = "pyspark.sql.pandas.functions"
         monkeypatch.setattr(f"{functions}.require_minimum_pandas_version", refuse)
-    (tmp_path / "in").mkdir()
-    spark.range(2000).selectExpr("CAST(id AS STRING) AS body").write.mode("append").parquet(
-        str(tmp_path / "in")
-    )
+    numbers = spark.range(2000).selectExpr("CAST(id AS STRING) AS body")
+    numbers.write.parquet(str(tmp_path / "in"))
     rows = spark.readStream.schema("body STRING").parquet(str(tmp_path / "in"))
     with FakeCluster(brokers=1) as cluster:
         sink = RocketSink(nameServer=cluster.name_server, topic="t")
-        query = (
-            sink.stream(rows).option("checkpointLocation", str(tmp_path / "c"))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
-        query.awaitTermination()
+        query = run(sink.stream(rows), tmp_path / "c")
         plan = query._jsq.explainInternal(False)
         assert sorted(int(message.body) for message in cluster.messages("t")) == [*range(2000)]
     assert ("MapInArrow" in plan) is has_pandas

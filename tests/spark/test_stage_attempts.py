@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
+from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 ROWS = 40
@@ -56,16 +58,12 @@ def test_rows_of_a_stage_that_ran_again_are_counted(
         def epoch(frame: Any, number: int) -> None:
             sink.write_batch(shuffled(spark, frame, tmp_path, is_lost=is_lost), number)
 
-        def die(*_: Any) -> None:
-            raise KeyError("the driver died after the append")
-
         # The count is in the commit of the sends.
+        die = Mock(side_effect=KeyError("the driver died after the append"))
         monkeypatch.setattr(foreach_batch, "keep_small", die)
         stream = spark.readStream.schema("body STRING").parquet(str(folder))
-        writer = stream.writeStream.foreachBatch(epoch).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
         with pytest.raises(Exception, match="died after the append"):
-            query.awaitTermination()
+            run(stream.writeStream.foreachBatch(epoch), tmp_path / "ck")
     assert [tuple(vars(row).values()) for row in view_rows(path, SELECT)] == 2 * expected
 
 
@@ -93,8 +91,7 @@ def test_rows_that_tasks_hand_over_are_counted_too(
                 writer = writer.foreach(RocketSink(**options))
             else:
                 writer = writer.format("rocketmq").options(**options)
-            writer = writer.option("checkpointLocation", str(tmp_path / "ck"))
-            writer.trigger(availableNow=True).start().awaitTermination()
+            run(writer, tmp_path / "ck")
     ledger.sync(spark)
     # A batch by the data source runs in a process that cannot ask Spark, so its rows may be any.
     doubled = ROWS if is_lost or lane == "source_batch" else 0

@@ -9,15 +9,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.spark.settings import setting
+from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
-
-DEADLINE_S = 180.0
 
 
 cluster = scripted_cluster(1, scope="module")
@@ -51,9 +53,7 @@ class World:
     def send(self, frame: Any, *, in_batches: bool = False) -> list[str]:
         """Send by foreach, or foreachBatch, and return the bodies; the accounts have to agree."""
         batches = frame.writeStream.foreachBatch(self.sink.write_batch) if in_batches else None
-        writer = (batches or self.sink.stream(frame)).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
-        assert query.awaitTermination(DEADLINE_S)
+        run(batches or self.sink.stream(frame), self._folder / "checkpoint")
         bodies = [message.body.decode() for message in self._cluster.messages(self._topic)]
         self.ledger.sync(self._spark)
         epochs = self.ledger.epochs(self._spark).collect()
@@ -113,8 +113,6 @@ def test_rows_of_a_programs_state_are_sent(world: World, in_batches: bool) -> No
 @pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])
 def test_rows_of_a_stateful_processor_are_sent(spark: Any, world: World, in_batches: bool) -> None:
     """Spark keeps the state of transformWithState in RocksDB only."""
-    from pyspark.sql import Row
-    from pyspark.sql.streaming import StatefulProcessor
 
     class Numbers(StatefulProcessor):
         """Numbers a key's rows over all micro-batches."""
@@ -134,12 +132,9 @@ def test_rows_of_a_stateful_processor_are_sent(spark: Any, world: World, in_batc
 
     store = "spark.sql.streaming.stateStore.providerClass"
     rocks_db = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    spark.conf.set(store, rocks_db)
-    try:
+    with setting(spark, store, rocks_db):
         frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("b", EARLY), ("a", EARLY)])
         numbered = frame.groupBy("id").transformWithState(
             Numbers(), "body STRING", outputMode="append", timeMode="none"
         )
         assert world.send(numbered, in_batches=in_batches) == ["a0", "a1", "a2", "b0"]
-    finally:
-        spark.conf.unset(store)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,6 +32,7 @@ from rocket_sink.wire.codes import RequestCode
 from tests.killed import Killed
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
+from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 ROWS = 40
@@ -40,9 +42,7 @@ class Query:
     """A query of the shared ledger; its bodies are `query/epoch/row`."""
 
     def __init__(self, spark: Any, cluster: FakeCluster, ledger: str, name: str) -> None:
-        self.spark = spark
-        self.cluster = cluster
-        self.name = name
+        self.spark, self.cluster, self.name = spark, cluster, name
         self.ledger = Ledger(ledger)
         self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": ledger, "appId": name,
@@ -95,9 +95,6 @@ class Query:
         select = f"SELECT * FROM transactions WHERE query_id = '{self.name}'"
         return {row.epoch: row for row in view_rows(self.ledger.path, select)}
 
-    def brokers_ask(self) -> None:
-        self.cluster.check_transactions()
-
 
 @pytest.fixture(scope="module")
 def shared(spark: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, FakeCluster, str]]:
@@ -138,7 +135,7 @@ def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> 
     row = query.epochs()[0]
     assert (row.halves, row.committed, row.refused, row.open) == (ROWS, ROWS, 0, False)
     # Brokers ask about the dead attempt's messages, and the driver answers from the ledger.
-    query.brokers_ask()
+    query.cluster.check_transactions()
     until(lambda: not query.open(), timeout_s=60)
     # Delta skips an epoch that it has; a second run sends and commits nothing.
     query.epoch(0)
@@ -149,9 +146,8 @@ def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: 
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     assert not query.seen() and query.epochs()[0].open
     # A queue has one request at a time, so that not all are in flight at the driver's death.
-    query.killed(
-        monkeypatch, HalfMessageCommitter, "_done", die_at_the_seventh, ordering="best_effort"
-    )
+    ordered = {"ordering": "best_effort"}
+    query.killed(monkeypatch, HalfMessageCommitter, "_done", die_at_the_seventh, **ordered)
     assert 7 <= query.seen()[0] < ROWS and query.epochs()[0].open
     query.epoch(1)
     assert query.seen() == {0: ROWS, 1: ROWS}
@@ -170,9 +166,7 @@ def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any)
 
 
 def test_an_epoch_is_ended_under_a_live_lock_alone(query: Query, monkeypatch: Any) -> None:
-    def check(self: LedgerLock, ahead_s: float = 0.0) -> None:
-        raise LedgerError("another process may hold it now")
-
+    check = Mock(side_effect=LedgerError("another process may hold it now"))
     with monkeypatch.context() as patch:
         patch.setattr(LedgerLock, "check", check)
         with pytest.raises(LedgerError, match="may hold it now"):
@@ -184,9 +178,9 @@ def test_an_epoch_is_ended_under_a_live_lock_alone(query: Query, monkeypatch: An
 
 def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: Any) -> None:
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
-    query.brokers_ask()
+    query.cluster.check_transactions()
     until(lambda: query.seen() == {0: ROWS}, timeout_s=60)
-    query.brokers_ask()
+    query.cluster.check_transactions()
     until(lambda: not query.open(), timeout_s=60)
     assert query.seen() == {0: ROWS}
 
@@ -204,7 +198,7 @@ def test_a_ledger_that_was_made_anew_has_its_own_answers(
     shutil.rmtree(query.ledger.path)
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     assert query.open() == ROWS
-    query.brokers_ask()
+    query.cluster.check_transactions()
     until(lambda: len(query.bodies()) == 2 * ROWS, timeout_s=60)
     for ask in (before.members, partial(before.end, wait_s=60)):
         with pytest.raises(LedgerError, match="deleted and made anew"):
@@ -232,11 +226,9 @@ def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
     query.rows(0).write.parquet(source)
     stream = query.spark.readStream.schema("body STRING").parquet(source)
     writer = stream.writeStream.foreachBatch(query.sink(appId="").write_batch)
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    running = writer.trigger(availableNow=True).start()
-    running.awaitTermination()
+    ended = run(writer, tmp_path / "checkpoint")
     assert query.seen() == {0: ROWS}
-    row = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
+    row = query.ledger.transactions(query.spark).where(f"query_id = '{ended.id}'").first()
     assert (row.epoch, row.committed, row.open) == (0, ROWS, False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,22 +23,52 @@ from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
+from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 
 
-cluster = scripted_cluster(1, one=1, two=1, scope="module")
+cluster = scripted_cluster(1, one=1, two=1)
 
 
-def stream(spark: Any, folder: Path, function: Callable[[Any, int], None]) -> None:
-    """Run the epochs that the folder has input for; the first call makes one with the rows a, b."""
-    if not (folder / "in").exists():
-        (folder / "in").mkdir(parents=True)
-        (folder / "in" / "1.json").write_text('{"body": "a"}\n{"body": "b"}\n')
-    rows = spark.readStream.schema("body STRING").json(str(folder / "in"))
-    writer = rows.writeStream.foreachBatch(function).trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
-    query.awaitTermination()
+class World(NamedTuple):
+    """Two topics, and a folder with a ledger and with the input and checkpoints of queries."""
+
+    spark: Any
+    cluster: FakeCluster
+    folder: Path
+
+    def sink(self, topic: str = "", app_id: str = "") -> RocketSink:
+        return RocketSink(
+            nameServer=self.cluster.name_server, topic=topic, ledger=str(self.folder / "ledger"),
+            appId=app_id,
+        )  # fmt: skip
+
+    def put(self, file: str, *bodies: str) -> None:
+        """Add a file with these rows to the input."""
+        (self.folder / "in").mkdir(exist_ok=True)
+        lines = [json.dumps({"body": body}) for body in bodies]
+        (self.folder / "in" / file).write_text("\n".join(lines))
+
+    def stream(self, function: Callable[[Any, int], None], query: str = "checkpoint") -> None:
+        """Run the epochs that there is input for; without any input the rows are a, b."""
+        if not (self.folder / "in").exists():
+            self.put("1.json", "a", "b")
+        rows = self.spark.readStream.schema("body STRING").json(str(self.folder / "in"))
+        run(rows.writeStream.foreachBatch(function), self.folder / query)
+
+    def sent(self, *topics: str) -> list[list[bytes]]:
+        """Return the sorted bodies of each topic."""
+        return [sorted(m.body for m in self.cluster.messages(topic)) for topic in topics]
+
+    def view(self, select: str) -> list[tuple[Any, ...]]:
+        rows = view_rows(str(self.folder / "ledger"), select)
+        return sorted(tuple(vars(row).values()) for row in rows)
+
+
+@pytest.fixture
+def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(spark, cluster, tmp_path)
 
 
 def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -47,19 +77,8 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def sent(cluster: FakeCluster, topic: str) -> list[bytes]:
-    return sorted(message.body for message in cluster.messages(topic))
-
-
-def test_two_sinks_of_one_ledger(spark: Any, cluster: FakeCluster, tmp_path: Path) -> None:
-    settings = {"nameServer": cluster.name_server, "ledger": str(tmp_path / "ledger")}
-
-    def writing(**app_ids: str) -> Callable[[Any, int], None]:
-        sinks = [
-            RocketSink(topic=topic, appId=app_ids.get(topic, ""), **settings)
-            for topic in ("one", "two")
-        ]
-
+def test_two_sinks_of_one_ledger(world: World) -> None:
+    def writing(*sinks: RocketSink) -> Callable[[Any, int], None]:
         def epoch(frame: Any, number: int) -> None:
             for sink in sinks:
                 sink.write_batch(frame, number)
@@ -68,26 +87,16 @@ def test_two_sinks_of_one_ledger(spark: Any, cluster: FakeCluster, tmp_path: Pat
 
     # In one query, the second write would look like a repetition of the epoch.
     with pytest.raises(Exception, match="Give each sink an appId of its own"):
-        stream(spark, tmp_path / "a", writing())
-    cluster.brokers[0].store.forget("one")
-    stream(spark, tmp_path / "b", writing(one="first", two="second"))
-    for topic in ("one", "two"):
-        assert sorted(message.body for message in cluster.messages(topic)) == [b"a", b"b"]
-    rows = view_rows(
-        settings["ledger"], "SELECT query_id, acked FROM epochs WHERE lane IS NOT NULL"
-    )
-    assert {(row.query_id, row.acked) for row in rows} >= {("first", 2), ("second", 2)}
+        world.stream(writing(world.sink("one"), world.sink("two")), "a")
+    world.cluster.brokers[0].store.forget("one")
+    world.stream(writing(world.sink("one", "first"), world.sink("two", "second")), "b")
+    assert world.sent("one", "two") == [[b"a", b"b"]] * 2
+    rows = world.view("SELECT query_id, acked FROM epochs WHERE lane IS NOT NULL")
+    assert {*rows} >= {("first", 2), ("second", 2)}
 
 
-def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
-    for topic in ("one", "two"):
-        cluster.brokers[0].store.forget(topic)
-    sinks = [
-        RocketSink(nameServer=cluster.name_server, ledger=str(tmp_path / "ledger"), appId=app_id)
-        for app_id in ("job", "job-2")
-    ]
+def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world: World) -> None:
+    sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
 
     def of_topics(frame: Any, *topics: str) -> Any:
         return frame.selectExpr("*", f"explode(array{topics!r}) AS topic".replace(",)", ")"))
@@ -97,26 +106,23 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(
             in_thread(sinks[0].write_batch, of_topics(frame, topic), number)
 
     with pytest.raises(Exception, match="nothing of this frame is sent"):
-        stream(spark, tmp_path, two_frames)
-    assert (sent(cluster, "one"), sent(cluster, "two")) == ([b"a", b"b"], [])
+        world.stream(two_frames)
+    assert world.sent("one", "two") == [[b"a", b"b"], []]
 
     def one_frame(sink: RocketSink) -> Callable[[Any, int], None]:
         return lambda frame, number: sink.write_batch(of_topics(frame, "one", "two"), number)
 
     # The ledger has the epoch, but not all of its rows.
     with pytest.raises(Exception, match="has one frame of the epoch 0"):
-        stream(spark, tmp_path, one_frame(sinks[0]))
-    stream(spark, tmp_path, one_frame(sinks[1]))
-    assert sent(cluster, "two") == [b"a", b"b"]
+        world.stream(one_frame(sinks[0]))
+    world.stream(one_frame(sinks[1]))
+    assert world.sent("two") == [[b"a", b"b"]]
 
 
 def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for topic in ("one", "two"):
-        cluster.brokers[0].store.forget(topic)
-    settings = {"nameServer": cluster.name_server, "ledger": str(tmp_path / "ledger")}
-    one, two = (RocketSink(topic=topic, **settings) for topic in ("one", "two"))
+    one, two = world.sink("one"), world.sink("two")
 
     def two_frames(frame: Any, number: int) -> None:
         @contextlib.contextmanager
@@ -132,18 +138,15 @@ def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
         raise KeyError("the refused thread")
 
     with pytest.raises(Exception, match="the refused thread"):
-        stream(spark, tmp_path, two_frames)
-    assert (sent(cluster, "one"), sent(cluster, "two")) == ([b"a", b"b"], [])
+        world.stream(two_frames)
+    assert world.sent("one", "two") == [[b"a", b"b"], []]
     with pytest.raises(Exception, match="has one frame of the epoch 0"):
-        stream(spark, tmp_path, two.write_batch)
+        world.stream(two.write_batch)
 
 
-def test_a_frame_after_one_that_failed_is_refused(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_frame_after_one_that_failed_is_refused(world: World) -> None:
     """If the ledger had the second frame, the next run would skip the first in silence."""
-    cluster.brokers[0].store.forget("one")
-    sink = RocketSink(nameServer=cluster.name_server, topic="one", ledger=str(tmp_path / "ledger"))
+    sink = world.sink("one")
 
     def epoch(frame: Any, number: int) -> None:
         for _ in range(2):
@@ -153,19 +156,14 @@ def test_a_frame_after_one_that_failed_is_refused(
         sink.write_batch(frame, number)
 
     with pytest.raises(Exception, match="failed with another frame"):
-        stream(spark, tmp_path, epoch)
-    assert sent(cluster, "one") == []
-    stream(spark, tmp_path, sink.write_batch)
-    assert sent(cluster, "one") == [b"a", b"b"]
+        world.stream(epoch)
+    assert world.sent("one") == [[]]
+    world.stream(sink.write_batch)
+    assert world.sent("one") == [[b"a", b"b"]]
 
 
-def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
-    cluster.brokers[0].store.forget("one")
-    place = resolve_path(tmp_path / "ledger")
-    sink = RocketSink(nameServer=cluster.name_server, topic="one", ledger=str(place))
-    named = RocketSink(sink.options.with_(appId="job"))
+def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world: World) -> None:
+    sink, named = world.sink("one"), world.sink("one", "job")
     runs = []
 
     def epoch(frame: Any, number: int) -> None:
@@ -174,81 +172,75 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(
             in_thread(each.write_batch, frame, number)
 
     def foreign(frame: Any, number: int) -> None:
-        in_thread(named.write_batch, spark.createDataFrame([("c",)], "body STRING"), number)
+        in_thread(named.write_batch, world.spark.createDataFrame([("c",)], "body STRING"), number)
 
-    stream(spark, tmp_path, epoch)
-    assert sent(cluster, "one") == [b"a", b"a", b"b", b"b"]
-    (run,) = runs
-    select = "SELECT query_id, run_id FROM epochs WHERE lane IS NOT NULL"
-    assert {tuple(vars(row).values()) for row in view_rows(str(place), select)} == {
-        (run.query_id, run.run_id), ("job", run.run_id),
-    }  # fmt: skip
-    assert query_of(place, "job") == run.query_id
-    (tmp_path / "in" / "2.json").write_text('{"body": "d"}\n')
+    world.stream(epoch)
+    assert world.sent("one") == [[b"a", b"a", b"b", b"b"]]
+    (of_query,) = runs
+    rows = world.view("SELECT query_id, run_id FROM epochs WHERE lane IS NOT NULL")
+    assert {*rows} == {(of_query.query_id, of_query.run_id), ("job", of_query.run_id)}
+    assert query_of(resolve_path(sink.options.ledger), "job") == of_query.query_id
+    world.put("2.json", "d")
     with pytest.raises(Exception, match="nothing tells which streaming query"):
-        stream(spark, tmp_path, foreign)
-    assert run_of(spark.range(1)) == StreamRun()
+        world.stream(foreign)
+    assert run_of(world.spark.range(1)) == StreamRun()
 
 
-def test_a_sink_that_lives_on_begins_each_run_anew(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
-    ledger = tmp_path / "ledger"
-    sink = RocketSink(nameServer=cluster.name_server, topic="one", ledger=str(ledger), appId="job")
+def test_a_sink_that_lives_on_begins_each_run_anew(world: World) -> None:
+    sink = world.sink("one", "job")
 
-    def run(number: int) -> list[bytes]:
+    def sent_with(number: int) -> list[list[bytes]]:
         """Run the epochs after adding a row; return the rows that were sent."""
-        cluster.brokers[0].store.forget("one")
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{number}.json").write_text(json.dumps({"body": str(number)}))
-        stream(spark, tmp_path, sink.write_batch)
-        return sent(cluster, "one")
+        world.cluster.brokers[0].store.forget("one")
+        world.put(f"{number}.json", str(number))
+        world.stream(sink.write_batch)
+        return world.sent("one")
 
-    assert [run(number) for number in range(3)] == [[b"0"], [b"1"], [b"2"]]
+    assert [sent_with(number) for number in range(3)] == [[[b"0"]], [[b"1"]], [[b"2"]]]
     # Cut the checkpoint back to its first epoch.
     for kind in ("commits", "offsets"):
-        for file in (tmp_path / "checkpoint" / kind).iterdir():
+        for file in (world.folder / "checkpoint" / kind).iterdir():
             if file.name != "0":
                 file.unlink()
     with pytest.raises(Exception, match="holds epochs up to 2"):
-        run(3)
-    shutil.rmtree(ledger)
+        sent_with(3)
+    shutil.rmtree(world.folder / "ledger")
     # The start makes a new ledger, in which the query claims its appId.
-    assert run(4) == [b"1", b"2", b"3", b"4"]
-    assert query_of(resolve_path(ledger), "job")
+    assert sent_with(4) == [[b"1", b"2", b"3", b"4"]]
+    assert query_of(resolve_path(sink.options.ledger), "job")
 
 
 def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
     place = resolve_path(tmp_path / "l")
-
-    frame: Any = object()
+    first: Any = object()
 
     def write(
-        run: str = "r", epoch: int = 0, ledger: str = "l", query: str = "q", frame: Any = frame
+        run: str = "r", epoch: int = 0, ledger: str = "l", query: str = "q", frame: Any = first
     ) -> None:
         with _once_a_run(_Start(run, place, ledger), query, epoch, frame):
             pass
 
-    for run, query in (("r", "q"), ("", "by hand")):
-        with pytest.raises(KeyError), _once_a_run(_Start(run, place, "l"), query, 0, frame):
+    for run_id, query in (("r", "q"), ("", "by hand")):
+        with pytest.raises(KeyError), _once_a_run(_Start(run_id, place, "l"), query, 0, first):
             with pytest.raises(ConfigurationError, match="epoch 0"):
-                write(run, query=query)  # The write runs beside the first, as from another thread.
+                # The write runs beside the first, as from another thread.
+                write(run_id, query=query)
             raise KeyError
     with pytest.raises(ConfigurationError, match="failed with another frame"):
         write(frame=object())
     write()  # A write that failed is tried again.
     # A write whose run is not known may be of the same run.
-    for run in ("r", ""):
+    for run_id in ("r", ""):
         with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
-            write(run=run)
+            write(run=run_id)
     for another in ({"run": "s"}, {"ledger": "m"}, {"query": "p"}, {"run": "s", "epoch": 1}):
         write(**another)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="or a later one"):
         write(run="s")  # The write is late: Delta has a later epoch.
     write(query="by hand", run="", frame=object())
-    for run in ("r", ""):
+    for run_id in ("r", ""):
         with pytest.raises(ConfigurationError):
-            write(query="by hand", run=run)
+            write(query="by hand", run=run_id)
     write(query="by hand", run="", epoch=1)
 
 
@@ -272,39 +264,31 @@ def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_p
     check_whole(place, "q", 5, is_held=True)
 
 
-def test_writes_by_the_data_source_are_no_epochs_of_the_stream(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "ledger")
-    register(spark, ledger=path)
+def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world: World) -> None:
+    path = str(world.folder / "ledger")
+    register(world.spark, ledger=path)
 
     def epoch(frame: Any, number: int) -> None:
         for body, topic in (("''", "one"), ("body", "two")):
             writer = frame.selectExpr(f"{body} AS body").write.format("rocketmq").mode("append")
-            writer.options(nameServer=cluster.name_server, topic=topic, ledger=path).save()
+            writer.options(**world.sink(topic).options.given()).save()
 
-    stream(spark, tmp_path, epoch)
+    world.stream(epoch)
     ledger = Ledger(path)
-    ledger.sync(spark)
+    ledger.sync(world.spark)
     select = "SELECT epoch, acked, dead, confirmed, adds_up, superseded_attempts FROM epochs"
-    assert sorted(tuple(vars(row).values()) for row in view_rows(path, select)) == [
-        (0, 0, 2, True, True, 0), (0, 2, 0, True, True, 0),
-    ]  # fmt: skip
+    assert world.view(select) == [(0, 0, 2, True, True, 0), (0, 2, 0, True, True, 0)]
     # The second write's account does not replace that of the first, whose letters wait.
-    assert ledger.dead_letters(spark).count() == 2
+    assert ledger.dead_letters(world.spark).count() == 2
 
 
-def test_a_batch_of_the_command_has_the_ledgers_counts(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "a"}\n{"body": ""}\n')
-    source = Source("json", str(tmp_path / "in"), None, {}, None, ())
-    options = {
-        "nameServer": cluster.name_server, "topic": "two", "ledger": str(tmp_path / "ledger"),
-    }  # fmt: skip
+def test_a_batch_of_the_command_has_the_ledgers_counts(world: World) -> None:
+    world.put("1.json", "a", "")
+    source = Source("json", str(world.folder / "in"), None, {}, None, ())
+    options = world.sink("two").options.given()
     for _ in range(2):
-        report = finish(spark, run_batch(spark, source, options, "datasource"), options)
+        sent = run_batch(world.spark, source, options, "datasource")
+        report = finish(world.spark, sent, options)
         counts = {name: report.counts.get(name) for name in ("rows_in", "acked", "dead")}
         assert (report.rows_read, counts) == (2, {"rows_in": 2, "acked": 1, "dead": 1})
     assert sum(report.pending.values()) == 2

@@ -1,6 +1,6 @@
 """Wrong calls of a sink in a session, each answered by what was meant; and queries of others."""
 
-import time
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,30 +13,21 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.producer.waiting import until
+from tests.spark.streams import run, stream_of
 
 pytestmark = pytest.mark.spark
-
-DEADLINE_S = 120.0
-
-
-cluster = scripted_cluster(1, flights=1, scope="module")
+cluster = scripted_cluster(1, flights=1)
 
 
 @pytest.fixture
 def rows(spark: Any, tmp_path: Path) -> Any:
     """A stream of one row."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
-    return spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    return stream_of(spark, tmp_path)
 
 
 def sink_of(cluster: FakeCluster, **options: Any) -> RocketSink:
     return RocketSink(nameServer=cluster.name_server, topic="flights", **options)
-
-
-def run(writer: Any, checkpoint: Path) -> None:
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    assert query.awaitTermination(DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +59,20 @@ def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(
 
 
 def test_a_frame_of_a_stopped_session_is_refused(cluster: FakeCluster) -> None:
-    context = SimpleNamespace(_jsc=None)
-    session = SimpleNamespace(_jsparkSession=object(), sparkContext=context)
+    stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     sink = sink_of(cluster)
     for call in (sink.write, sink.stream, sink.check):
         with pytest.raises(ConfigurationError, match=r"was stopped: begin a new session"):
-            call(SimpleNamespace(sparkSession=session))  # type: ignore[arg-type]
+            call(SimpleNamespace(sparkSession=stopped))  # type: ignore[arg-type]
 
 
 def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
     cluster: FakeCluster, rows: Any, tmp_path: Path
 ) -> None:
-    before = len(cluster.messages("flights"))
     sink = sink_of(cluster, ledger=str(tmp_path / "in" / "ledger"))
     with pytest.raises(StreamingQueryException, match="is inside"):
         run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
-    assert len(cluster.messages("flights")) == before
+    assert cluster.messages("flights") == []
     epochs: list[int] = []
     run(rows.writeStream.foreachBatch(lambda df, epoch: epochs.append(epoch)), tmp_path / "others")
     assert epochs == [0]
@@ -101,7 +90,6 @@ def test_a_bare_foreach_is_judged_by_its_schema(
     select: str, refused: str,
 ) -> None:  # fmt: skip
     """Tasks see values only: a time without a zone was taken in the worker's zone."""
-    before = len(cluster.messages("flights"))
     frame = rows.selectExpr(*select.split(", "))
     for writer in (
         frame.writeStream.foreach(sink_of(cluster)),
@@ -111,7 +99,7 @@ def test_a_bare_foreach_is_judged_by_its_schema(
             run(writer, tmp_path / f"checkpoint-{id(writer)}")
         assert refused in str(caught.value) + caplog.text
         caplog.clear()
-    assert len(cluster.messages("flights")) == before
+    assert cluster.messages("flights") == []
 
 
 @pytest.mark.parametrize(("mode", "sent"), [("complete", ["1", "2"]), ("update", [])])
@@ -119,19 +107,15 @@ def test_output_modes_of_the_data_source(
     spark: Any, cluster: FakeCluster, rows: Any, tmp_path: Path,
     caplog: pytest.LogCaptureFixture, mode: str, sent: list[str],
 ) -> None:  # fmt: skip
-    before = len(cluster.messages("flights"))
     register(spark)
     sums = rows.selectExpr("explode(array(1, 2, 2)) AS n").groupBy("n").count()
     writer = sums.selectExpr("cast(count AS string) AS body").writeStream.outputMode(mode)
     writer = writer.format("rocketmq").options(nameServer=cluster.name_server, topic="flights")
-    if sent:
+    with contextlib.nullcontext() if sent else pytest.raises(StreamingQueryException):
         run(writer, tmp_path / "checkpoint")
-    else:
-        with pytest.raises(StreamingQueryException):
-            run(writer, tmp_path / "checkpoint")
-        assert "foreach(sink) or foreachBatch(sink.write_batch), which take" in caplog.text
-    messages = cluster.messages("flights")[before:]
-    assert sorted(message.body.decode() for message in messages) == sent
+    refusal = "foreach(sink) or foreachBatch(sink.write_batch), which take"
+    assert (refusal in caplog.text) == (not sent)
+    assert sorted(message.body.decode() for message in cluster.messages("flights")) == sent
 
 
 def test_a_topic_cannot_be_overwritten(spark: Any, cluster: FakeCluster) -> None:
@@ -149,8 +133,8 @@ def test_a_foreign_foreach_query_runs_beside_a_sink(
     rate = spark.readStream.format("rate").load()
     writer = rate.writeStream.foreach(print).option("checkpointLocation", str(tmp_path / "c"))
     query = writer.trigger(continuous="100 milliseconds").start()
-    until_s = time.monotonic() + DEADLINE_S
-    while not list((tmp_path / "c" / "commits").glob("[0-9]*")):
-        assert query.isActive and time.monotonic() < until_s, query.exception()
-        time.sleep(0.05)
+    until(
+        lambda: list((tmp_path / "c" / "commits").glob("[0-9]*")) or not query.isActive, 120, 0.05
+    )
+    assert query.isActive, query.exception()
     query.stop()
