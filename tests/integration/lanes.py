@@ -8,6 +8,7 @@ from typing import Any
 from rocket_sink import RocketSink, register
 from rocket_sink.ledger.path import LOG_FOLDER
 from tests.ledger.values import leave_to_spark
+from tests.spark import streams
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,17 @@ def read_stream(spark: Any, source: Path) -> Any:
     return spark.readStream.schema(read(spark, source).schema).parquet(str(source))
 
 
-def _await(writer: Any, checkpoint: Path) -> None:
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination()
-
-
 def _foreach(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    _await(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
+    streams.run(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
 
 
 def _packs(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    _await(RocketSink(**options).stream(read_stream(spark, source)), checkpoint)
+    streams.run(RocketSink(**options).stream(read_stream(spark, source)), checkpoint)
 
 
 def _foreach_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     sink = RocketSink(**options)
-    _await(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
+    streams.run(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
 
 
 def _write(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
@@ -56,7 +52,7 @@ def _texts(options: dict[str, Any]) -> dict[str, str]:
 def _source_stream(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     register(spark)
     writer = read_stream(spark, source).writeStream.format("rocketmq").options(**_texts(options))
-    _await(writer, checkpoint)
+    streams.run(writer, checkpoint)
 
 
 def _source_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:

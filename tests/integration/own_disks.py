@@ -12,13 +12,14 @@ Each disk has a ledger. The topic is disk-lane. The process prints a JSON line f
 {"disk", "lane", "error", "log"}; `error` is empty if the lane succeeded.
 """
 
+import contextlib
 import json
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,14 +27,14 @@ import pyarrow.parquet as pq
 from rocket_sink import Ledger
 from rocket_sink.java import find_java
 from rocket_sink.ledger.driver import fold as fold_module
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
 from tests.integration.lanes import LANES, Lane, read
 from tests.jvms import SPARK, java_options
-from tests.ledger.values import accounts, context, letter
+from tests.ledger.values import accounts, context, letter, write_spool
+from tests.producer.waiting import until
 
 ROWS = 400
 PARTS = 4
@@ -107,10 +108,10 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
         except Exception as failure:
             error = str(failure)
         if disk == "spool" and lanes[name].streams:
-            heard.wait_for("lacks")
-        print(
-            json.dumps({"disk": disk, "lane": name, "error": error, "log": heard.lines}), flush=True
-        )
+            with contextlib.suppress(AssertionError):  # The test says what is missing.
+                until(lambda: any("lacks" in line for line in heard.lines), 120, 0.1)
+        result = {"disk": disk, "lane": name, "error": error, "log": heard.lines}
+        print(json.dumps(result), flush=True)
     for disk in ("shared", "spool"):
         Ledger(folder / disk / "ledger").sync(spark)
     spark.stop()
@@ -119,26 +120,20 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
 def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     """Backfill a table on a shared disk; the ledger's own letters would be on the own disks."""
     parsed = SinkOptions.parse(options)
-    table = Table(read(spark, source), "source", parsed)
-    work = Backfill(spark, parsed, source=table)
+    work = Backfill(spark, parsed, source=Table(read(spark, source), "source", parsed))
     work.run(work.plan().selected)
 
 
 def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     """Fold rows that the driver itself has spooled; a task writes them."""
-    spool = SpoolWriter(options["ledger"], context())
-    spool.append(letter(context()), accounts(context(), dead=1))
-    spool.seal()
+    write_spool(options["ledger"], context(), letter(context()), accounts(context(), dead=1))
     Ledger(options["ledger"]).sync(spark)
 
 
 def _fold_as_large(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
     """Fold rows that tasks would read, if tasks saw them."""
-    limit, fold_module.DRIVER_BYTES = fold_module.DRIVER_BYTES, 0
-    try:
+    with mock.patch.object(fold_module, "DRIVER_BYTES", 0):
         _fold(spark, source, checkpoint, options)
-    finally:
-        fold_module.DRIVER_BYTES = limit
 
 
 def _handed(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
@@ -159,11 +154,6 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(f"{record.levelname} {record.getMessage()}")
-
-    def wait_for(self, word: str) -> None:
-        until_s = time.monotonic() + 120
-        while not any(word in line for line in self.lines) and time.monotonic() < until_s:
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.ledger.report import Scope, figures
@@ -18,6 +18,8 @@ from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.values import accounts, confirmed, context
 from tests.ledger.views import quick_ledger
+from tests.producer.waiting import until
+from tests.spark.streams import run
 
 from .lanes import read_stream
 
@@ -123,34 +125,26 @@ def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(
     runs = {}
     for app_id in ("", "orders"):
         sink = RocketSink(**options, ledger=str(tmp_path / "ledger"), appId=app_id)
-        writer = rows.writeStream.foreach(sink)
-        writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{app_id}"))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
+        query = run(rows.writeStream.foreach(sink), tmp_path / f"checkpoint-{app_id}")
         runs[app_id or query.id] = query.runId
     confirmed = _confirmed(spark, Ledger(tmp_path / "ledger"))
     assert {epoch["query_id"]: epoch["run_id"] for epoch in confirmed} == runs
     for epoch in confirmed:
         assert (epoch["rows_in"], epoch["num_input_rows"], epoch["missing_rows"]) == (60, 100, 0)
         assert epoch["confirmed"] and epoch["adds_up"]
-    table = open_table(tmp_path / "ledger")
-    spark_rows = table.filter(pc.is_null(table["complete"]))
+    rows = DeltaTable(tmp_path / "ledger").to_pyarrow_dataset().to_table()
+    rows = rows.filter(pc.equal(rows["kind"], "epoch"))
+    spark_rows = rows.filter(pc.is_null(rows["complete"]))
     assert spark_rows["rows_in"].to_pylist() == [60, 60]  # Spark handed over these rows.
 
 
 def _confirmed(spark: Any, ledger: Ledger) -> list[dict[str, Any]]:
     """Return all epochs, after the listener's events, which come late."""
-    until_s = time.monotonic() + 120
-    while True:
+    folder = Path(ledger.path)
+
+    def all_confirmed() -> bool:
         ledger.sync(spark)
-        epochs = epochs_of(Path(ledger.path))
-        if all(epoch["confirmed"] for epoch in epochs) or time.monotonic() > until_s:
-            return epochs
-        time.sleep(0.2)
+        return all(epoch["confirmed"] for epoch in epochs_of(folder))
 
-
-def open_table(folder: Path) -> pa.Table:
-    from deltalake import DeltaTable
-
-    rows = DeltaTable(folder).to_pyarrow_dataset().to_table()
-    return rows.filter(pc.equal(rows["kind"], "epoch"))
+    until(all_confirmed, poll_s=0.2)
+    return epochs_of(folder)

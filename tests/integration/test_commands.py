@@ -60,9 +60,8 @@ def name_server(home: Path) -> str:
     return str(state["name_server"])
 
 
-def bodies(name_server: str, topic: str) -> list[str]:
-    rows = json_lines("tail", "-n", name_server, "-t", topic, "--from-start", "--no-follow")
-    return [row["body"] for row in rows]
+def tail(name_server: str, topic: str) -> list[Any]:
+    return json_lines("tail", "-n", name_server, "-t", topic, "--from-start", "--no-follow")
 
 
 def test_up_twice_is_the_same_cluster(home: Path, name_server: str) -> None:
@@ -76,7 +75,7 @@ def test_send_routes_tail_check(name_server: str) -> None:
     )  # fmt: skip
     assert [row["outcome"] for row in sent] == ["acked"] * 3
     (queue,) = {(row["broker"], row["queueId"]) for row in sent}
-    rows = json_lines("tail", "-n", name_server, "-t", "shell", "--from-start", "--no-follow")
+    rows = tail(name_server, "shell")
     assert [row["body"] for row in rows] == ["one", "two", "three"]
     assert {(row["broker"], row["queueId"]) for row in rows} == {queue}
     assert [row["messageId"] for row in rows] == [row["messageId"] for row in sent]
@@ -96,9 +95,9 @@ GOOD, EMPTY, LATE = 100, 3, 60
 CLOSED = "door"
 
 
-def permit(name_server: str, perm: int) -> None:
+def make_topic(name_server: str, topic: str, perm: int = PermName.READ | PermName.WRITE) -> None:
     with Admin(nameServer=name_server, connectTimeoutMs="20s") as tool:
-        tool.create_topic(CLOSED, queues=2, perm=perm)
+        tool.create_topic(topic, queues=2, perm=perm)
 
 
 @pytest.fixture(scope="class")
@@ -112,9 +111,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[st
     ]
     rows += [{"id": n, "key": f"l{n % 3}", "text": str(n), "topic": CLOSED} for n in range(LATE)]
     (folder / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    permit(name_server, PermName.READ)
-    with Admin(nameServer=name_server, connectTimeoutMs="20s") as tool:
-        tool.create_topic("story", queues=4)  # strict order creates no topic
+    make_topic(name_server, CLOSED, PermName.READ)
+    make_topic(name_server, "story")  # strict order creates no topic
     return {"folder": str(folder), "ledger": str(folder / "ledger"), "ns": name_server}
 
 
@@ -144,32 +142,29 @@ class TestStreamAndBackfill:
 
     def test_1_rows_are_sent_and_accounted_for(self, spark: Any, world: dict[str, str]) -> None:
         done = self.stream(spark, world)
-        assert done["error"] is None
-        counts = done["counts"]
-        assert counts["rows_in"] == GOOD + EMPTY + LATE
-        assert (counts["acked"], counts["dead"]) == (GOOD, EMPTY + LATE)
-        assert len(bodies(world["ns"], "story")) == GOOD
+        counts = [done["counts"][name] for name in ("rows_in", "acked", "dead")]
+        assert (done["error"], counts) == (None, [GOOD + EMPTY + LATE, GOOD, EMPTY + LATE])
+        assert len(tail(world["ns"], "story")) == GOOD
 
     def test_3_letters_of_a_closed_topic_are_sent_when_it_opens(
         self, spark: Any, world: dict[str, str]
     ) -> None:
-        permit(world["ns"], PermName.READ | PermName.WRITE)
+        make_topic(world["ns"], CLOSED)
         done = self.backfill(spark, world)
         assert (done["pending_before"], done["resent"]) == (LATE + EMPTY, LATE)
-        rows = json_lines("tail", "-n", world["ns"], "-t", CLOSED, "--from-start", "--no-follow")
         stored: dict[str, list[int]] = {}
-        for row in rows:
+        for row in tail(world["ns"], CLOSED):
             stored.setdefault(row["shardingKey"], []).append(int(row["body"]))
         assert sorted(n for numbers in stored.values() for n in numbers) == list(range(LATE))
         assert all(numbers == sorted(numbers) for numbers in stored.values())
         again = self.backfill(spark, world)
         assert (again["selected"], again["resent"]) == (0, 0)
-        assert len(bodies(world["ns"], CLOSED)) == LATE
+        assert len(tail(world["ns"], CLOSED)) == LATE
 
     def test_5_the_report_tells_the_same(self, world: dict[str, str]) -> None:
         report = as_json("report", "-l", world["ledger"])
-        assert report["totals"]["rows_in"] == GOOD + EMPTY + LATE
-        assert report["totals"]["dead"] == EMPTY + LATE
+        totals = report["totals"]["rows_in"], report["totals"]["dead"]
+        assert totals == (GOOD + EMPTY + LATE, EMPTY + LATE)
         assert sum(row["pending"] for row in report["dead_letters"]) == EMPTY
 
 

@@ -4,15 +4,13 @@ This is a long form with a requirement of its own: pip install "pyspark[connect]
 pytest -m slow tests/integration/test_connect.py
 """
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rocket_sink.testing import FakeCluster
+from tests.integration.test_found_by_spark import bodies, put_rows, run, wanted
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -26,7 +24,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 options = {"nameServer": name_server, "topic": "t"}
 register(spark)
-rows = spark.range(100).selectExpr("concat('batch ', cast(id AS string)) AS body")
+rows = spark.range(10).selectExpr("concat('batch ', cast(id AS string)) AS body")
 rows.write.format("rocketmq").mode("append").options(**options).save()
 stream = spark.readStream.schema("body string").json(f"{folder}/in")
 for lane in ("source", "foreach"):
@@ -43,19 +41,8 @@ spark.stop()
 
 def test_rows_from_a_connect_client(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
-    (tmp_path / "in").mkdir()
-    rows = [json.dumps({"body": str(number)}) for number in range(50)]
-    (tmp_path / "in" / "rows.json").write_text("\n".join(rows))
-    environment = {name: v for name, v in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    put_rows(tmp_path)
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 4)
-        done = subprocess.run(
-            [sys.executable, "-c", CLIENT, cluster.name_server, str(tmp_path)],
-            env={**environment, "PYSPARK_PYTHON": sys.executable},
-            capture_output=True, text=True, timeout=800,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        stored = sorted(message.body.decode() for message in cluster.messages("t"))
-    wanted = [f"batch {n}" for n in range(100)]
-    wanted += [f"{lane} {n}" for lane in ("source", "foreach") for n in range(50)]
-    assert stored == sorted(wanted)
+        run([sys.executable, "-c", CLIENT, cluster.name_server, str(tmp_path)])
+        assert bodies(cluster) == wanted("batch", "source stream", "foreach stream")

@@ -6,6 +6,7 @@ import re
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pyarrow as pa
 import pytest
@@ -36,10 +37,8 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
     witness = re.compile(rf"^{topic}\s+(broker-\w)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", re.MULTILINE)
 
     def consume(count: int) -> None:
-        run_java(
-            FOLDER / "PushTopic.java", cluster.name_server, topic, str(count),
-            version=GENERATIONS[0],
-        )  # fmt: skip
+        words = FOLDER / "PushTopic.java", cluster.name_server, topic, str(count)
+        run_java(*words, version=GENERATIONS[0])
 
     def report(name: str = group, code: int = 0) -> Any:
         ledger.sync(spark)
@@ -68,12 +67,10 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
     (query,) = reported["queries"]
     assert (query["messages"], query["waiting"], query["deleted"]) == (100, 60, 0)
     assert (query["first_waiting"], query["epochs_waiting"], query["last_epoch"]) == (2, 2, 3)
-    by_spark = figures(
-        reader(ledger.rows(spark)), ledger.path, Scope(), group=group,
-        options=SinkOptions.parse(options),
-    )  # fmt: skip
+    of_group = {"group": group, "options": SinkOptions.parse(options)}
+    by_spark = figures(reader(ledger.rows(spark)), ledger.path, Scope(), **of_group)
     assert by_spark.as_dict()["consumption"] == reported
-    by_ledger = ledger.report(spark, group=group, options=SinkOptions.parse(options))
+    by_ledger = ledger.report(spark, **of_group)
     assert by_ledger.consumption == by_spark.consumption
 
     consume(60)
@@ -93,25 +90,16 @@ def test_messages_that_wait_or_were_deleted(
     path = night(tmp_path / "ledger")
     quick = quick_ledger(path)
 
-    class Positions:
-        def __init__(self, _: object) -> None: ...
-        def __enter__(self) -> Positions:
-            return self
+    def position(queue: MessageQueue, _: str) -> int | None:
+        return 60 if queue.topic == "orders" and queue.queue_id != 1 else None
 
-        def __exit__(self, *_: object) -> None: ...
-        def consumer_offset(self, queue: MessageQueue, _: str) -> int | None:
-            return 60 if queue.topic == "orders" and queue.queue_id != 1 else None
-
-        def topics(self) -> list[str]:
-            return ["orders", "invoices"]
-
-        def min_offset(self, _: MessageQueue) -> int:
-            return 70
-
-        def max_offset(self, queue: MessageQueue) -> int:
-            return end if queue.topic == "orders" else 100
-
-    monkeypatch.setattr(module, "Admin", Positions)
+    admin = MagicMock()
+    admin.__enter__.return_value = admin
+    admin.consumer_offset.side_effect = position
+    admin.topics.return_value = ["orders", "invoices"]
+    admin.min_offset.return_value = 70
+    admin.max_offset.side_effect = lambda queue: end if queue.topic == "orders" else 100
+    monkeypatch.setattr(module, "Admin", Mock(return_value=admin))
     report = figures(quick.query, path, Scope(), group="billing")
     assert report.consumption is not None
     sends = quick.query(

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,10 +14,12 @@ import pytest
 
 from tests.jvms import submit_args
 from tests.ledger.night import night
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.spark
 
 DEADLINE_S = 180.0
+wait_for = partial(until, timeout_s=DEADLINE_S, poll_s=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +49,13 @@ def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
 def of_session(leader: int) -> list[psutil.Process]:
     """Return the running processes of the leader's session, also those whose parent is gone."""
     running = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["name"]):
         try:
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
                 running.append(process)
         except (OSError, psutil.Error):
             continue
     return running
-
-
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
 
 
 def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -76,16 +70,9 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error_text.removeprefix("starting Spark ...\n").removeprefix("\n")
 
 
-def is_java(one: psutil.Process) -> bool:
-    try:
-        return one.name() == "java"
-    except psutil.Error:
-        return False
-
-
 def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
     with started(tmp_path, "report", "--ledger", ledger, "--fold") as process:
-        wait_for(process, lambda: any(map(is_java, of_session(process.pid))))
+        wait_for(lambda: any(m.info["name"] == "java" for m in of_session(process.pid)))
         assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")
     assert [path.name for path in tmp_path.glob("rocket-sink-spark-*")] == []
 

@@ -100,11 +100,16 @@ def bodies(cluster: FakeCluster) -> list[str]:
 cluster = scripted_cluster(1, t=4)
 
 
+def put_rows(folder: Path) -> None:
+    """Write ten rows to the folder `in` of this one."""
+    (folder / "in").mkdir()
+    rows = [json.dumps({"body": f"stream {number}"}) for number in range(10)]
+    (folder / "in" / "rows.json").write_text("\n".join(rows))
+
+
 @pytest.fixture
 def rows_folder(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    rows = [json.dumps({"body": f"stream {number}"}) for number in range(10)]
-    (tmp_path / "in" / "rows.json").write_text("\n".join(rows))
+    put_rows(tmp_path)
     return tmp_path
 
 
@@ -128,26 +133,24 @@ def test_data_frames_streams_and_sql(cluster: FakeCluster, rows_folder: Path) ->
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["sql", "scala", "java"])
-def test_who_writes_without_python(kind: str, tmp_path: Path) -> None:
+def test_who_writes_without_python(cluster: FakeCluster, kind: str, tmp_path: Path) -> None:
     """spark-sql, spark-shell and a Java program: only Spark's workers are Python."""
     bin_folder = Path(pyspark.__file__).parent / "bin"
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 4)
-        address = cluster.name_server
-        (tmp_path / "write.scala").write_text(SCALA.format(name_server=address))
-        commands = {
-            "sql": ["spark-sql", "-e", SQL.format(name_server=address)],
-            "scala": ["spark-shell", "-i", "write.scala"],
-            "java": ["spark-submit", "--class", "WriteFrame", "spark-internal", address],
-        }
-        name, *arguments = commands[kind]
-        options = ["--master", "local[1]", "--conf", "spark.ui.enabled=false"]
-        if kind == "java":
-            jars = sorted((bin_folder.parent / "jars").glob("*.jar"))
-            _, class_path = java_command(FOLDER / "WriteFrame.java", GENERATIONS[0], jars)
-            options += ["--driver-class-path", class_path.partition(os.pathsep)[0]]
-        run([str(bin_folder / name), *options, *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL)
-        assert bodies(cluster) == wanted(kind)
+    address = cluster.name_server
+    (tmp_path / "write.scala").write_text(SCALA.format(name_server=address))
+    commands = {
+        "sql": ["spark-sql", "-e", SQL.format(name_server=address)],
+        "scala": ["spark-shell", "-i", "write.scala"],
+        "java": ["spark-submit", "--class", "WriteFrame", "spark-internal", address],
+    }
+    name, *arguments = commands[kind]
+    options = ["--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    if kind == "java":
+        jars = sorted((bin_folder.parent / "jars").glob("*.jar"))
+        _, class_path = java_command(FOLDER / "WriteFrame.java", GENERATIONS[0], jars)
+        options += ["--driver-class-path", class_path.partition(os.pathsep)[0]]
+    run([str(bin_folder / name), *options, *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert bodies(cluster) == wanted(kind)
 
 
 @pytest.mark.slow

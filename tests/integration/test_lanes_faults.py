@@ -26,15 +26,6 @@ KEYS = 200
 CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
-def table(rows: int = ROWS) -> pa.Table:
-    return pa.table(
-        {
-            "body": [f"{i:07d}" for i in range(rows)],
-            "sharding_key": [f"N{i % KEYS}" for i in range(rows)],
-        }
-    )
-
-
 class Sending:
     """A task that sends the table batch by batch. It calls `during` after a third of the rows."""
 
@@ -43,9 +34,8 @@ class Sending:
         make_topic(cluster, self.topic)
         self.cluster = cluster
         self.options = SinkOptions.parse(
-            {"nameServer": cluster.name_server, "topic": self.topic, "ledger": str(ledger),
-             **options}
-        )  # fmt: skip
+            nameServer=cluster.name_server, topic=self.topic, ledger=str(ledger), **options
+        )
         self._repairs: list[Future[None]] = []
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -66,7 +56,9 @@ class Sending:
     def run(self, during: Callable[[], None]) -> Any:
         pool = ProducerPool()
         run = TaskRunner(self.options, CTX, pool=pool)
-        batches = table().to_batches(max_chunksize=200)
+        keys = [f"N{i % KEYS}" for i in range(ROWS)]
+        table = pa.table({"body": [f"{i:07d}" for i in range(ROWS)], "sharding_key": keys})
+        batches = table.to_batches(max_chunksize=200)
         plan = resolve_columns(batches[0].schema, self.options)
         try:
             for number, batch in enumerate(batches):
@@ -98,6 +90,18 @@ def in_order(stored: list[Any]) -> bool:
     return all(list(bodies) == sorted(bodies) for bodies in per_key.values())
 
 
+def run_whole(
+    sending: Sending, during: Callable[[], None], after: Callable[[], Any] = lambda: None
+) -> tuple[Any, list[Any]]:
+    """Send the rows, of which none may be missing; return the summary and the stored messages."""
+    summary = sending.run(during)
+    after()
+    stored = sending.stored()
+    assert summary.acked == ROWS and summary.given_up == 0
+    assert {int(m.body) for m in stored} == set(range(ROWS))
+    return summary, stored
+
+
 @pytest.mark.parametrize("fault", ["freeze", "kill"])
 def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(
     cluster: LocalCluster, tmp_path: Path, fault: str
@@ -109,10 +113,7 @@ def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(
         getattr(broker, fault)()
         sending.later(4.0, broker.thaw if fault == "freeze" else lambda: broker.restart(300))
 
-    summary = sending.run(fail)
-    stored = sending.stored()
-    assert summary.acked == ROWS and summary.given_up == 0
-    assert {int(m.body) for m in stored} == set(range(ROWS))
+    summary, stored = run_whole(sending, fail)
     assert in_order(stored)
     if fault == "freeze":
         assert len(stored) - ROWS <= summary.duplicates_possible
@@ -127,9 +128,5 @@ def test_nothing_is_lost_when_a_broker_is_killed(
 ) -> None:
     sending = Sending(cluster, tmp_path, ordering=ordering, sendMsgTimeout=20_000)
     broker = cluster.brokers[1]
-    summary = sending.run(broker.kill)
-    broker.restart()
-    stored = sending.stored()
-    assert summary.acked == ROWS and summary.given_up == 0
-    assert {int(m.body) for m in stored} == set(range(ROWS))
+    summary, stored = run_whole(sending, broker.kill, broker.restart)
     assert len(stored) - ROWS <= summary.duplicates_possible

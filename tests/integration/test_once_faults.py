@@ -5,14 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.rows.contract import resolve_columns
-from rocket_sink.task.runner import TaskRunner
 from tests.damaged import damaged
+from tests.task.one_task import run_task
 
 from .test_lanes_faults import CTX, ROWS, Sending, in_order
 
@@ -71,19 +68,10 @@ def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
 
 def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_path: Path) -> None:
     sending = Sending(cluster, tmp_path, delivery="effectively_once")
-    rows = pa.RecordBatch.from_pydict(
-        {
-            "body": [str(i) for i in range(40)],
-            "delay_level": [18] * 20 + [None] * 20,
-            "delay_ms": [None] * 20 + [3_600_000] * 20,
-        }
-    )
-    pool, skipped = ProducerPool(), []
-    for ctx in (CTX, AGAIN):
-        run = TaskRunner(sending.options, ctx, pool=pool)
-        run.feed(rows, resolve_columns(rows.schema, sending.options))
-        summary = run.finish()
-        assert summary.acked == 40
-        skipped.append(summary.found_stored)
-    pool.close()
-    assert skipped == [0, 40]
+    rows = {
+        "body": [str(i) for i in range(40)], "delay_level": [18] * 20 + [None] * 20,
+        "delay_ms": [None] * 20 + [3_600_000] * 20,
+    }  # fmt: skip
+    for ctx, skipped in ((CTX, 0), (AGAIN, 40)):
+        summary = run_task(sending.options, ctx, rows)
+        assert (summary.acked, summary.found_stored) == (40, skipped)

@@ -83,9 +83,8 @@ def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> None:
     for lane, result in played.of("own").items():
         if lane in EVERY:
-            assert "not the one that the driver sees" in result["error"], (lane, result)
-            assert "mount storage" in result["error"], lane
-            assert "set ledgerVia=spark" in result["error"], lane
+            words = "not the one that the driver sees", "mount storage", "set ledgerVia=spark"
+            assert all(text in result["error"] for text in words), (lane, result)
             assert not played.stored("own", lane), lane
 
 
@@ -107,8 +106,8 @@ def test_the_driver_folds_what_only_the_driver_sees(played: Played) -> None:
 
 def test_nothing_is_sent_by_tasks_that_cannot_write(played: Played) -> None:
     for lane, result in played.of("readonly").items():
-        assert "Read-only file system" in result["error"], (lane, result)
-        assert "let the users of driver and executors write" in result["error"], lane
+        words = "Read-only file system", "let the users of driver and executors write"
+        assert all(text in result["error"] for text in words), (lane, result)
         assert not played.stored("readonly", lane), lane
 
 

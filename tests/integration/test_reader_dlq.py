@@ -1,14 +1,13 @@
 """The reader and dead-letter topics on a real broker, which makes the dead letters itself."""
 
-import json
-import time
+import contextlib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import datasource
 
-from rocket_sink import cli
+from rocket_sink import register
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
@@ -18,6 +17,8 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic
+from tests.producer.waiting import until
+from tests.run_command import Done, run_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -43,25 +44,24 @@ def give_up(admin: Admin, message: StoredMessage) -> None:
 
 
 def wait_for(count: int, read: Any) -> list[Any]:
-    until = time.monotonic() + 60
-    while True:
-        try:
-            items = list(read())
-        except Exception:
-            items = []
-        if len(items) >= count or time.monotonic() > until:
-            return items
-        time.sleep(0.2)
+    items: list[Any] = []
+
+    def are_there() -> bool:
+        with contextlib.suppress(Exception):
+            items[:] = read()
+        return len(items) >= count
+
+    until(are_there, 60, 0.2)
+    return items
 
 
-def run(capsys: pytest.CaptureFixture[str], name_server: str, *arguments: str) -> str:
-    assert cli.main(["dlq", arguments[0], "-n", name_server, "-g", GROUP, *arguments[1:]]) == 0
-    return capsys.readouterr().out
+def dlq(cluster: LocalCluster, verb: str) -> Done:
+    done = run_command("dlq", verb, "-n", cluster.name_server, "-g", GROUP, "--json")
+    assert done.code == 0, done.err
+    return done
 
 
-def test_the_way_of_a_dead_letter(
-    cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_way_of_a_dead_letter(cluster: LocalCluster) -> None:
     options = SinkOptions.parse(nameServer=cluster.name_server, **PATIENT)
     with Admin(options, timeout_s=20) as admin, Producer(options) as producer:
         admin.create_topic(TOPIC, queues=4)
@@ -78,20 +78,19 @@ def test_the_way_of_a_dead_letter(
             give_up(admin, message)
         assert len(wait_for(3, lambda: admin.read_topic(f"%DLQ%{GROUP}"))) == 3
 
-        shown = [json.loads(line) for line in run(
-            capsys, cluster.name_server, "list", "--json").splitlines()]  # fmt: skip
+        shown = dlq(cluster, "list").lines()
         ids = {message.message_id for message in given_up}
         assert {row["message_id"] for row in shown} == ids
         assert {row["topic"] for row in shown} == {TOPIC}
         assert {row["properties"]["ORIGIN_MESSAGE_ID"] for row in shown} == {
             message.offset_message_id for message in given_up
         }
-        done = json.loads(run(capsys, cluster.name_server, "resend", "--json"))
+        done = dlq(cluster, "resend").json()
         assert (done["resent"], done["already"], done["failed"]) == (3, 0, 0)
         assert len(wait_for(13, lambda: admin.read_topic(TOPIC))) == 13
         # The index shows a message a moment after its queue does.
         wait_for(6, lambda: [m for i in ids for m in admin.query_by_unique_key(TOPIC, str(i))])
-        done = json.loads(run(capsys, cluster.name_server, "resend", "--json"))
+        done = dlq(cluster, "resend").json()
         assert (done["resent"], done["already"]) == (0, 3)
         copies = [m for m in admin.read_topic(TOPIC) if "ROCKET_SINK_RESENDS" in m.properties]
         assert {m.body for m in copies} == {m.body for m in given_up}
@@ -104,8 +103,6 @@ def test_the_way_of_a_dead_letter(
 
 def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
     """Read the two topics of the test above, one of them a dead-letter topic."""
-    from rocket_sink import register
-
     register(spark)
 
     def read(topic: str, **more: Any) -> Any:
@@ -124,17 +121,14 @@ def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
         (m.queue_id, m.queue_offset, m.body, m.message_id, m.store_ms) for m in stored
     )  # fmt: skip
     assert len(rows) == 13
-    late = [m for m in stored if times[3] <= m.store_ms < times[9]]
     between = read(TOPIC, startTimestamp=times[3], endTimestamp=times[9])
-    assert between.count() == len(late)
+    assert between.count() == sum(times[3] <= ms < times[9] for ms in times)
     letters = read(f"%DLQ%{GROUP}").selectExpr(
         "cast(body AS string) AS text", "system_properties['RETRY_TOPIC'] AS origin",
         "reconsume_times", "keys",
     )  # fmt: skip
     letter_rows = letters.collect()
-    assert {row.origin for row in letter_rows} == {TOPIC}
-    assert {row.reconsume_times for row in letter_rows} == {1}
-    assert len(letter_rows) == 3
+    assert [(row.origin, row.reconsume_times) for row in letter_rows] == [(TOPIC, 1)] * 3
 
 
 TAGS = ("Aa", "BB", "other")
@@ -157,10 +151,6 @@ TAGS = ("Aa", "BB", "other")
 def test_filters_of_a_query_narrow_what_is_pulled(
     cluster: LocalCluster, spark: Any, condition: str, scanned: int, rows: int
 ) -> None:
-    from pyspark.sql import datasource
-
-    from rocket_sink import register
-
     if not hasattr(datasource, "EqualTo"):
         pytest.skip("this Spark passes no filters to a reader in Python")
     topic = "filtered"

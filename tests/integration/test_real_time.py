@@ -1,10 +1,8 @@
 """Real-time mode (`trigger(realTime=...)`): Spark starts our foreach lane, and a `TableProducer` in
 `mapInArrow`, which sends each row as it comes."""
 
-import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,10 @@ from pyspark.sql import DataFrame
 
 from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
+from tests.spark.settings import setting
 
 pytestmark = [
     pytest.mark.spark,
@@ -55,26 +55,40 @@ def start(writer: Any, folder: Path) -> Any:
     return writer.trigger(realTime=EPOCH).start()
 
 
-def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
-    source, ledger = Source(spark), Ledger(str(tmp_path / "ledger"))
-    with FakeCluster() as cluster:
-        sink = RocketSink(
-            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
-            sendMsgTimeout=60_000,
-        )  # fmt: skip
-        query = start(source.frame.writeStream.foreach(sink), tmp_path)
-        try:
-            for number in range(20):
-                source.put(str(number))
-            until(lambda: len(cluster.messages("t")) == 20 or not query.isActive, 300)
-            assert query.exception() is None
-            # An epoch counts only after its end.
-            until(lambda: any(each["numInputRows"] for each in query.recentProgress), 300)
-        finally:
-            query.stop()
-        assert sorted(int(message.body) for message in cluster.messages("t")) == list(range(20))
+cluster = scripted_cluster()
+
+
+@pytest.fixture
+def options(cluster: FakeCluster, tmp_path: Path) -> dict[str, Any]:
+    ledger = str(tmp_path / "ledger")
+    where = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
+    return {**where, "sendMsgTimeout": 60_000}
+
+
+def accounts(spark: Any, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of acknowledged rows and of dead letters."""
+    ledger = Ledger(options["ledger"])
     ledger.sync(spark)
-    assert view_rows(ledger.path, "SELECT sum(acked) AS acked FROM epochs")[0].acked == 20
+    [sums] = view_rows(ledger.path, "SELECT sum(acked) AS acked, sum(dead) AS dead FROM epochs")
+    return sums.acked, sums.dead
+
+
+def test_foreach_sends_each_row_once(
+    spark: Any, cluster: FakeCluster, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = Source(spark)
+    query = start(source.frame.writeStream.foreach(RocketSink(**options)), tmp_path)
+    try:
+        for number in range(20):
+            source.put(str(number))
+        until(lambda: len(cluster.messages("t")) == 20 or not query.isActive, 300)
+        assert query.exception() is None
+        # An epoch counts only after its end.
+        until(lambda: any(each["numInputRows"] for each in query.recentProgress), 300)
+    finally:
+        query.stop()
+    assert sorted(int(message.body) for message in cluster.messages("t")) == list(range(20))
+    assert accounts(spark, options) == (20, 0)
 
 
 @pytest.fixture
@@ -83,55 +97,46 @@ def row_by_row(spark: Any) -> Iterator[None]:
     env = spark._jvm.org.apache.spark.SparkEnv.get().conf()
     size = env.get("spark.buffer.size", "65536")
     env.set("spark.buffer.size", "256")
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-    spark.conf.set(ALLOWLIST, "false")
-    yield
+    batch_rows = setting(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    with batch_rows, setting(spark, ALLOWLIST, "false"):
+        yield
     env.set("spark.buffer.size", size)
-    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    spark.conf.unset(ALLOWLIST)
 
 
 @pytest.mark.usefixtures("row_by_row")
-def test_map_in_arrow_sends_each_row_as_it_comes(spark: Any, tmp_path: Path) -> None:
+def test_map_in_arrow_sends_each_row_as_it_comes(
+    spark: Any, cluster: FakeCluster, options: dict[str, Any], tmp_path: Path
+) -> None:
     """Kill the worker, too: Spark repeats the task, which sends the epoch's rows again."""
     source, pid = Source(spark), tmp_path / "pid"
-    with FakeCluster() as cluster:
-        options = {
-            "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "ledger"),
-            "sendMsgTimeout": 60_000,
-        }  # fmt: skip
 
-        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            pid.write_text(str(os.getpid()))
-            with TableProducer(**options) as producer:
-                result = producer.send(batch.rename_columns(["body"]) for batch in batches)
-            yield pa.RecordBatch.from_pydict({"acked": [result.summary.acked]})
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pid.write_text(str(os.getpid()))
+        with TableProducer(**options) as producer:
+            result = producer.send(batch.rename_columns(["body"]) for batch in batches)
+        yield pa.RecordBatch.from_pydict({"acked": [result.summary.acked]})
 
-        def stored() -> set[int]:
-            return {int(message.body) for message in cluster.messages("t")}
+    def stored() -> set[int]:
+        return {int(message.body) for message in cluster.messages("t")}
 
-        def put(query: Any, numbers: range) -> None:
-            """Put each row when the one before is stored: Spark keeps back the last one."""
-            until_s = time.monotonic() + 300
-            for number in numbers:
-                source.put(f"{number:0300}")
-                while number > numbers.start and number - 1 not in stored():
-                    assert query.isActive and time.monotonic() < until_s, query.exception()
-                    time.sleep(0.005)
+    def put(query: Any, numbers: range) -> None:
+        """Put each row when the one before is stored: Spark keeps back the last one."""
+        for number in numbers:
+            source.put(f"{number:0300}")
+            before = {number - 1} if number > numbers.start else set[int]()
+            until(lambda before=before: before <= stored() or not query.isActive, 300, 0.005)
+            assert query.isActive, query.exception()
 
-        frame = source.frame.mapInArrow(send, "acked BIGINT")
-        query = start(frame.writeStream.format("noop"), tmp_path)
-        put(query, range(20))
-        os.kill(int(pid.read_text()), signal.SIGKILL)
-        put(query, range(20, 40))
-        while 39 not in stored():
-            time.sleep(0.05)
-        query.stop()
-        assert stored() == set(range(40))
-    ledger = Ledger(str(tmp_path / "ledger"))
-    ledger.sync(spark)
-    [accounts] = view_rows(ledger.path, "SELECT sum(acked) AS acked, sum(dead) AS dead FROM epochs")
-    assert accounts.acked >= 20 and accounts.dead == 0
+    frame = source.frame.mapInArrow(send, "acked BIGINT")
+    query = start(frame.writeStream.format("noop"), tmp_path)
+    put(query, range(20))
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    put(query, range(20, 40))
+    until(lambda: 39 in stored(), 300, 0.05)
+    query.stop()
+    assert stored() == set(range(40))
+    acked, dead = accounts(spark, options)
+    assert acked >= 20 and dead == 0
 
 
 def _source(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
@@ -153,18 +158,14 @@ def _batches(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
     ],
 )
 def test_spark_starts_no_other_lane(
-    spark: Any, tmp_path: Path, lane: Callable[[Any, DataFrame, dict[str, str]], Any],
-    checks: str, reason: str,
+    spark: Any, cluster: FakeCluster, tmp_path: Path,
+    lane: Callable[[Any, DataFrame, dict[str, str]], Any], checks: str, reason: str,
 ) -> None:  # fmt: skip
-    spark.conf.set(ALLOWLIST, checks)
-    with contextlib.ExitStack() as ends, FakeCluster() as cluster:
-        ends.callback(spark.conf.unset, ALLOWLIST)
-        options = {"nameServer": cluster.name_server, "topic": "t"}
-        source = Source(spark)
-        with pytest.raises(PySparkException) as caught:
-            query = start(lane(spark, source.frame, options), tmp_path)
-            source.put("x")
-            query.awaitTermination(60)
-            query.stop()
-        assert reason in str(caught.value)
-        assert not cluster.messages("t")
+    options, source = {"nameServer": cluster.name_server, "topic": "t"}, Source(spark)
+    with setting(spark, ALLOWLIST, checks), pytest.raises(PySparkException) as caught:
+        query = start(lane(spark, source.frame, options), tmp_path)
+        source.put("x")
+        query.awaitTermination(60)
+        query.stop()
+    assert reason in str(caught.value)
+    assert not cluster.messages("t")

@@ -46,15 +46,17 @@ class World:
         self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", settings)
 
     def forget_the_last_commit(self) -> None:
-        commits = [
-            p for p in (self.folder / "checkpoint" / "commits").iterdir() if p.name.isdigit()
-        ]
-        max(commits, key=lambda path: int(path.name)).unlink()
-        for sums in (self.folder / "checkpoint" / "commits").glob(".*.crc"):
+        commits = self.folder / "checkpoint" / "commits"
+        max(commits.glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
+        for sums in commits.glob(".*.crc"):
             sums.unlink()
 
-    def stored(self) -> Counter[bytes]:
-        return Counter(m.body for m in read_topic(self.cluster.name_server, self.topic))
+    def check_copies(self, copies: int) -> None:
+        """Check that each row is stored so many times, each time under another id."""
+        stored = list(read_topic(self.cluster.name_server, self.topic))
+        expected = Counter({body: copies * count for body, count in self.expected.items()})
+        assert Counter(message.body for message in stored) == expected
+        assert len({message.message_id for message in stored}) == copies * ROWS
 
     def found_stored(self) -> int:
         self.ledger.sync(self.spark)
@@ -75,10 +77,10 @@ def world(request: Any, spark: Any, cluster: LocalCluster, tmp_path: Path) -> Wo
 
 def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world: World) -> None:
     world.run()
-    assert world.stored() == world.expected
+    world.check_copies(1)
     world.forget_the_last_commit()
     world.run()
-    assert world.stored() == world.expected
+    world.check_copies(1)
     # The foreachBatch lane finds the epoch in the ledger, so it asks no broker.
     skipped = world.lane.name == "foreach_batch"
     assert world.found_stored() == (0 if skipped else ROWS)
@@ -88,33 +90,27 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next write of the same name asks brokers; the following one is new with equal rows."""
-    world = World(spark, cluster, tmp_path, next(lane for lane in LANES if lane.name == "write"))
+    world = World(spark, cluster, tmp_path, LANES[2])
 
     def sent_and_died(results: Any, *_: Any) -> None:
         results.collect()
         raise KeyError("the driver died")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(foreach_batch, "_append", sent_and_died)
-        with pytest.raises(KeyError, match="the driver died"):
-            world.run(appId="load")
-    assert world.stored() == world.expected
-    with monkeypatch.context() as patch:
-        # The write dies once more, after the ledger's commit.
-        patch.setattr(foreach_batch, "end_named_write", sent_and_died_at_the_end)
-        with pytest.raises(KeyError, match="the driver died"):
-            world.run(appId="load")
+    def died_at_the_end(*where: Any, is_done: bool) -> None:
+        raise KeyError("the driver died")
+
+    # The write dies once more, after the ledger's commit.
+    for step, death in (("_append", sent_and_died), ("end_named_write", died_at_the_end)):
+        with monkeypatch.context() as patch:
+            patch.setattr(foreach_batch, step, death)
+            with pytest.raises(KeyError, match="the driver died"):
+                world.run(appId="load")
+        world.check_copies(1)
     world.run(appId="load")
-    assert world.stored() == world.expected
+    world.check_copies(1)
     assert world.found_stored() == 2 * ROWS
     world.run(appId="load")
-    assert world.stored() == world.expected + world.expected
-    ids = [m.message_id for m in read_topic(cluster.name_server, world.topic)]
-    assert len(set(ids)) == 2 * ROWS
-
-
-def sent_and_died_at_the_end(*where: Any, is_done: bool) -> None:
-    raise KeyError("the driver died")
+    world.check_copies(2)
 
 
 _BATCH = pytest.mark.parametrize(
@@ -127,19 +123,16 @@ def test_a_batch_that_failed_is_asked_for_by_its_app_id(
     spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
 ) -> None:
     world = World(spark, cluster, tmp_path, lane)
-    pq.write_table(
-        pa.table({"body": [""], "sharding_key": ["k"]}), tmp_path / "source" / "bad.parquet"
-    )
+    bad = pa.table({"body": [""], "sharding_key": ["k"]})
+    pq.write_table(bad, tmp_path / "source" / "bad.parquet")
     with pytest.raises(Exception, match="maxEpochFailures"):
         world.run(appId="load", maxEpochFailures=0)
-    assert world.stored() == world.expected
+    world.check_copies(1)
     world.run(appId="load")
-    assert world.stored() == world.expected
+    world.check_copies(1)
     assert world.found_stored() == ROWS
     world.run(appId="load")
-    assert world.stored() == world.expected + world.expected
-    ids = [m.message_id for m in read_topic(cluster.name_server, world.topic)]
-    assert len(set(ids)) == 2 * ROWS
+    world.check_copies(2)
 
 
 @_BATCH
@@ -151,10 +144,6 @@ def test_nothing_stays_of_batch_writes(
         world.run()
     world.run(appId="load")
     world.ledger.sync_fully(spark)
-    assert world.stored() == world.expected + world.expected + world.expected
-    beside = [
-        path
-        for folder in ("_notes/starts", "_spool")
-        for path in (tmp_path / "ledger" / folder).rglob("[qw]-*")
-    ]
-    assert beside == []
+    world.check_copies(3)
+    for folder in ("_notes/starts", "_spool"):
+        assert [*(tmp_path / "ledger" / folder).rglob("[qw]-*")] == []

@@ -27,13 +27,6 @@ from .lanes import LANES
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 LEDGER = "oss://bucket/data/ledger"
-OPTIONS: list[tuple[str, str, dict[str, str]]] = [
-    ("foreach_batch", "ordering=strict", {"ordering": "strict"}),
-    ("write", "ordering=strict", {"ordering": "strict"}),
-    ("write", "onPendingKey=hold", {"ordering": "best_effort", "onPendingKey": "hold"}),
-    ("foreach_batch", "delivery=effectively_once", {"delivery": "effectively_once"}),
-    ("foreach_batch", "appId", {"appId": "a"}),
-]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +37,7 @@ def store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{folder}")
     (folder / "source").mkdir()
     bodies = [None if number % 4 == 0 else str(number) for number in range(100)]
-    keys = [f"k{number}" for number in range(100)]
-    table = pa.table({"body": bodies, "sharding_key": keys})
+    table = pa.table({"body": bodies, "sharding_key": [f"k{number}" for number in range(100)]})
     pq.write_table(table, folder / "source" / "rows.parquet")
     return folder
 
@@ -126,7 +118,11 @@ def test_a_killed_fold_of_the_drivers_folder_is_completed(
         *((lane, "", {"ledgerVia": "spool"}) for lane in ("foreach", "source_batch")),
         *((lane, "", {"ordering": "strict"}) for lane in ("foreach", "source_stream")),
         ("backfill", "", {}),
-        *OPTIONS,
+        ("foreach_batch", "ordering=strict", {"ordering": "strict"}),
+        ("write", "ordering=strict", {"ordering": "strict"}),
+        ("write", "onPendingKey=hold", {"ordering": "best_effort", "onPendingKey": "hold"}),
+        ("foreach_batch", "delivery=effectively_once", {"delivery": "effectively_once"}),
+        ("foreach_batch", "appId", {"appId": "a"}),
     ],
 )
 def test_the_others_say_why(

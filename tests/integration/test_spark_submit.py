@@ -36,30 +36,37 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
+SUBMIT = [str(Path(sys.executable).parent / "spark-submit"), *submit_words()]
+SUBMIT += ["--master", "local[1]"]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a user, with this repository on the path."""
+    names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    return {**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+
+
 @pytest.mark.parametrize(("lane", "end"), [("foreach", terminate), ("datasource", press_ctrl_c)])
 def test_a_signal_ends_the_query_with_its_accounts(
     tmp_path: Path, lane: str, end: Callable[[subprocess.Popen[str]], None]
 ) -> None:
     builder = configure_spark_with_delta_pip(SparkSession.builder)
-    submit = Path(sys.executable).parent / "spark-submit"
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("ticks", queues=1)
         command = [
-            str(submit), *submit_words(), "--master", "local[1]",
-            "--packages", builder._options["spark.jars.packages"],
+            *SUBMIT, "--packages", builder._options["spark.jars.packages"],
             str(ROOT / "jobs" / "stream.py"), "--format", "rate", "--source-option",
             "rowsPerSecond=50", "--trigger", "3 seconds", "--lane", lane,
             "--checkpoint", str(tmp_path / "checkpoint"), "--ledger", str(tmp_path / "ledger"),
             "-n", cluster.name_server, "-t", "ticks",
             "--select", "cast(value AS string) AS body",
         ]  # fmt: skip
-        names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
-        environ = {name: value for name, value in os.environ.items() if name not in names}
         # Spark's log is longer than a pipe.
         with (tmp_path / "out").open("w") as out_file, (tmp_path / "err").open("w") as err_file:
             process = subprocess.Popen(
-                command, env={**environ, "PYSPARK_PYTHON": sys.executable}, cwd=tmp_path,
-                start_new_session=True, stdout=out_file, stderr=err_file, text=True,
+                command, env=environment(), cwd=tmp_path, start_new_session=True,
+                stdout=out_file, stderr=err_file, text=True,
             )  # fmt: skip
         try:
             until_s = time.monotonic() + DEADLINE_S
@@ -74,15 +81,13 @@ def test_a_signal_ends_the_query_with_its_accounts(
                 member.kill()
             process.wait()
         # spark-submit writes both streams of Python to its own standard output.
-        out = (tmp_path / "out").read_text()
-        err = (tmp_path / "err").read_text()
+        out, err = ((tmp_path / name).read_text() for name in ("out", "err"))
         sent = len(cluster.messages("ticks"))
     assert process.returncode == 0, err
     assert "stopping after the current micro-batch" in out
     accounts = out.replace(",", "")
     assert re.search(rf"^rows_in {sent} acked {sent} ", accounts, re.MULTILINE), (sent, accounts)
-    assert "Traceback" not in out + err
-    assert "\tat " not in out + err
+    assert "Traceback" not in out + err and "\tat " not in out + err
     place = resolve_path(str(tmp_path / "ledger"))
     assert not spooled_epochs(place)
     (row,) = view_rows(place.uri.removeprefix("file:"), "SELECT sum(acked) AS acked FROM epochs")
@@ -104,17 +109,11 @@ print(Ledger(ledger).epochs(spark).count())
 def test_a_ledger_needs_no_jars_of_delta(tmp_path: Path) -> None:
     """With Delta's settings and without its jars, Spark would plan no query."""
     (tmp_path / "sends.py").write_text(SENDS)
-    submit = Path(sys.executable).parent / "spark-submit"
-    names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
-    environ = {name: value for name, value in os.environ.items() if name not in names}
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t")
-        command = [
-            str(submit), *submit_words(), "--master", "local[1]", str(tmp_path / "sends.py"),
-            cluster.name_server, str(tmp_path / "ledger"),
-        ]  # fmt: skip
+        words = [str(tmp_path / "sends.py"), cluster.name_server, str(tmp_path / "ledger")]
         process = subprocess.run(
-            command, env={**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+            [*SUBMIT, *words], env=environment(), cwd=tmp_path, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=False,
         )  # fmt: skip
     assert [line for line in process.stdout.splitlines() if line.isdigit()] == ["3", "1"], process

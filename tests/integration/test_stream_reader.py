@@ -24,6 +24,7 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.spark.datasource import register
 from tests import java_client
 from tests.clusters import make_topic, read_topic
+from tests.spark.streams import run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(3600)]
 HERE = Path(__file__).parent
@@ -51,6 +52,8 @@ def test_consoles_show_the_lag_of_the_consumer_group(
     topic, group = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("t", "g"))
     make_topic(cluster, topic)
     register(spark)
+    options = {"nameServer": cluster.name_server, "topic": topic, "startingOffsets": "earliest"}
+    options["consumerGroup"] = group
 
     def lag() -> tuple[int, int]:
         """Return the sums of the brokers' and of the group's offsets, by `mqadmin`."""
@@ -62,18 +65,12 @@ def test_consoles_show_the_lag_of_the_consumer_group(
         sent_by_java(cluster, topic, total if total == 300 else 200)
         if total == 500:
             assert lag() == (500, 300)
-        query = (
-            spark.readStream.format("rocketmq")
-            .options(nameServer=cluster.name_server, topic=topic, consumerGroup=group)
-            .options(startingOffsets="earliest", maxOffsetsPerTrigger=170).load()
-            .writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
-        query.awaitTermination()
+        reader = spark.readStream.format("rocketmq").options(**options, maxOffsetsPerTrigger=170)
+        run(reader.load().writeStream.format("noop"), tmp_path)
         assert lag() == (total, total)
 
 
-def run_over_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **plan: Any) -> int:
+def play_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **plan: Any) -> int:
     """Start the driver, kill it `kills` times, and let it end after the sends. Return how many
     kills met an epoch that had begun."""
     draw, met = random.Random(seed), 0
@@ -113,26 +110,31 @@ def run_over_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **
     return met
 
 
-def read_options(cluster: LocalCluster, topic: str, count: int, kills: int) -> dict[str, str]:
-    """Return options with which the messages make at least twenty epochs for each kill."""
-    return {
+def run_over_kills(
+    cluster: LocalCluster, folder: Path, count: int, kills: int, seed: int,
+    write: dict[str, str] | None,
+) -> Counter[tuple[str, int]]:  # fmt: skip
+    """Run the driver over its kills while Java sends so many messages to a topic; return Java's
+    own count of sends per queue. The messages make at least twenty epochs for each kill."""
+    topic = f"from-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster, topic)
+    read = {
         "nameServer": cluster.name_server, "topic": topic, "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(count // (20 * kills)),
     }  # fmt: skip
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sent_by_java, cluster, topic, count)
+        met = play_kills(folder, kills, seed, sending, read=read, write=write)
+        assert sending.result().total() == count
+    assert met > 0 or kills < 10
+    return sending.result()
 
 
 @LENGTHS
 def test_each_message_is_read_once_over_kills_of_the_driver(
     cluster: LocalCluster, tmp_path: Path, count: int, kills: int
 ) -> None:
-    topic = f"t-{uuid.uuid4().hex[:8]}"
-    make_topic(cluster, topic)
-    with ThreadPoolExecutor(1) as thread:
-        sending = thread.submit(sent_by_java, cluster, topic, count)
-        read = read_options(cluster, topic, count, kills)
-        met = run_over_kills(tmp_path, kills, 51, sending, read=read, write=None)
-        sent = sending.result()
-    assert sent.total() == count
+    sent = run_over_kills(cluster, tmp_path, count, kills, 51, None)
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     expected = Counter(
         (broker, queue, offset)
@@ -140,25 +142,18 @@ def test_each_message_is_read_once_over_kills_of_the_driver(
         for offset in range(total)
     )
     assert Counter(tuple(row.values()) for row in rows) == expected
-    assert met > 0 or kills < 10
 
 
 @LENGTHS
 def test_a_bridge_of_two_topics_loses_and_doubles_nothing_over_kills(
     cluster: LocalCluster, tmp_path: Path, count: int, kills: int
 ) -> None:
-    source, target = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("from", "to"))
-    make_topic(cluster, source)
+    target = f"to-{uuid.uuid4().hex[:8]}"
     make_topic(cluster, target)
-    with ThreadPoolExecutor(1) as thread:
-        sending = thread.submit(sent_by_java, cluster, source, count)
-        sink = {
-            "nameServer": cluster.name_server, "topic": target, "delivery": "effectively_once",
-            "sendMsgTimeout": "60s",
-        }  # fmt: skip
-        read = read_options(cluster, source, count, kills)
-        met = run_over_kills(tmp_path, kills, 52, sending, read=read, write=sink)
-        assert sending.result().total() == count
+    sink = {
+        "nameServer": cluster.name_server, "topic": target, "delivery": "effectively_once",
+        "sendMsgTimeout": "60s",
+    }  # fmt: skip
+    run_over_kills(cluster, tmp_path, count, kills, 52, sink)
     bodies = Counter(message.body.decode() for message in read_topic(cluster.name_server, target))
     assert bodies == Counter(map(str, range(count)))
-    assert met > 0 or kills < 10

@@ -22,6 +22,7 @@ from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.transactions import TransactionCommitter
 from tests.killed import Killed
 from tests.producer.waiting import until
+from tests.spark.test_transactional_epochs import run_without_append
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
 ROWS = 300
@@ -77,7 +78,7 @@ def test_epochs_are_seen_once_decided_and_once(
             return Counter((int(epoch), int(row)) for epoch, row in bodies)
 
         # The driver of this attempt dies before the append.
-        _killed(sink, spark, 0, monkeypatch, foreach_batch, "_append", _run_without_append)
+        _killed(sink, spark, 0, monkeypatch, foreach_batch, "_append", run_without_append)
         assert not seen()
         sink.write_batch(_rows(spark, 0), 0)
         assert seen() == _all(0)
@@ -127,11 +128,6 @@ def _killed(
         patch.setattr(owner, name, kill)
         with pytest.raises(Killed):
             sink.write_batch(_rows(spark, epoch), epoch)
-
-
-def _run_without_append(results: Any, *_: Any) -> None:
-    results.collect()
-    raise Killed
 
 
 def _die(*given: Any, **more: Any) -> Any:

@@ -26,9 +26,8 @@ def main(folder: Path) -> None:
             lane.run(spark, source, folder / f"checkpoint-{lane.name}", options)
             Ledger(ledger).sync(spark)
             Ledger(ledger).epochs(spark).collect()
-            run_command(
-                "backfill", "-l", str(ledger), "-n", cluster.name_server, "--json", spark=spark
-            )
+            words = ("backfill", "-l", str(ledger), "-n", cluster.name_server, "--json")
+            run_command(*words, spark=spark)
     spark.stop()
     # The JVM writes its archive after the last connection is closed.
     gateway.shutdown()
