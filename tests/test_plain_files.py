@@ -1,5 +1,6 @@
 """The files of a folder without its links, whoever made the links and whenever."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -162,6 +163,8 @@ def test_a_file_is_on_disk_before_it_has_its_name(
 def test_what_is_made_has_the_mode_of_the_folder(root: str, mode: int) -> None:
     before = os.umask(0o077)
     try:
+        if os.getuid() == 0:
+            os.chown(root, -1, 12345)
         Path(root).chmod(mode)
         files = plain_files(root)
         files.create_dir(f"{root}/a/b", recursive=True)
@@ -169,8 +172,10 @@ def test_what_is_made_has_the_mode_of_the_folder(root: str, mode: int) -> None:
             out.write(b"12345")
     finally:
         os.umask(before)
-    modes = [Path(root, name).stat().st_mode & 0o7777 for name in ("a", "a/b", "a/b/c")]
-    assert modes == [mode, mode, mode & 0o666]
+    made = [Path(root, name).stat() for name in ("a", "a/b", "a/b/c")]
+    assert [status.st_mode & 0o7777 for status in made] == [mode, mode, mode & 0o666]
+    group = os.getgid() if mode == 0o777 else Path(root).stat().st_gid
+    assert {status.st_gid for status in made} == {group}
     folder, file = files.get_file_info([f"{root}/a", f"{root}/a/b/c"])
     assert (folder.type, folder.size) == (fs.FileType.Directory, None)
     assert (file.type, file.size) == (fs.FileType.File, 5)
@@ -195,7 +200,7 @@ def test_folders_are_said_to_be_missing(root: str) -> None:
     assert files.get_file_info(f"{root}/no/file").type is fs.FileType.NotFound
     assert files.get_file_info(fs.FileSelector(f"{root}/no", allow_not_found=True)) == []
     for call in (files.open_input_file, files.delete_file, files.delete_dir):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match=os.strerror(errno.ENOENT)):
             call(f"{root}/no/file")
 
 

@@ -17,11 +17,9 @@ class TlsRelay(Echo):
     """A relay that speaks TLS with its clients, passes the bytes on, and counts connections."""
 
     def __init__(
-        self,
-        upstream: str,
-        files: tuple[Path, Path],
+        self, upstream: str, files: tuple[Path, Path],
         prepare: Callable[[ssl.SSLContext], None] = lambda context: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.count = 0
         self._upstream = upstream
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -66,11 +64,9 @@ class TlsFront:
     """
 
     def __init__(
-        self,
-        cluster: FakeCluster,
-        files: Callable[[str], tuple[Path, Path]],
+        self, cluster: FakeCluster, files: Callable[[str], tuple[Path, Path]],
         prepare: Callable[[ssl.SSLContext], None] = lambda context: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._front = TlsRelay(cluster.name_server, files("name server"))
         self.brokers = {
             broker.address: TlsRelay(broker.address, files(broker.name), prepare)

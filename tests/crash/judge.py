@@ -136,18 +136,14 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
     wanted = set(expected)
     doubled = {row for row, count in times.items() if count > 1}
     return Verdict(
-        stored=len(copies),
-        lost=len(wanted - times.keys() - set(accounts.letters)),
-        unknown=sum(row not in wanted for row in times),
-        disordered=disordered_rows(copies),
-        duplicates=len(copies) - len(times),
-        unlike_ids=_unlike_ids(copies),
+        stored=len(copies), lost=len(wanted - times.keys() - set(accounts.letters)),
+        unknown=sum(row not in wanted for row in times), disordered=disordered_rows(copies),
+        duplicates=len(copies) - len(times), unlike_ids=_unlike_ids(copies),
         unaccounted=_unaccounted([copy for copy in copies if copy.row in doubled], accounts),
         wrong_epochs=sum(not _adds_up(epoch) for epoch in accounts.epochs),
         missing_rows=max(0, len(wanted) - _rows_told(accounts.epochs)),
-        undecided=sum(copy.half not in accounts.halves for copy in copies),
-        torn=torn,
-    )
+        undecided=sum(copy.half not in accounts.halves for copy in copies), torn=torn,
+    )  # fmt: skip
 
 
 def disordered_rows(copies: Iterable[Copy]) -> int:

@@ -645,13 +645,10 @@ WORDS = [
     ssl.SSLZeroReturnError(ssl.SSL_ERROR_ZERO_RETURN, "TLS/SSL connection has been closed (EOF)"),
     ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol (_ssl.c:992)"),
     ssl.SSLSyscallError(ssl.SSL_ERROR_SYSCALL, "Some I/O error occurred (_ssl.c:992)"),
-    ConnectionResetError(104, "Connection reset by peer"),
-    worded("UNEXPECTED_EOF_WHILE_READING"),
-    worded("WRONG_VERSION_NUMBER"),
-    worded("RECORD_LAYER_FAILURE"),
-    worded("PACKET_LENGTH_TOO_LONG"),
-    worded(None, "unknown error (0xa000126)"),
-]
+    ConnectionResetError(104, "Connection reset by peer"), worded("UNEXPECTED_EOF_WHILE_READING"),
+    worded("WRONG_VERSION_NUMBER"), worded("RECORD_LAYER_FAILURE"),
+    worded("PACKET_LENGTH_TOO_LONG"), worded(None, "unknown error (0xa000126)"),
+]  # fmt: skip
 """Errors by which releases of OpenSSL and Python report a peer without TLS, or the end of TLS."""
 
 

@@ -60,11 +60,12 @@ def test_hooks_are_called_in_every_mode(hooked, cluster):
     assert [context.mode for context in hook.before] == modes
     assert {id(c) for c in hook.before} == {id(c) for c in hook.after}
     assert hook.before[0].result is result and hook.before[0].message_ids == (result.message_id,)
-    assert hook.before[0].producer_group == "g" and hook.before[0].cost_ms > 0
+    assert hook.before[0].producer_group == "g" and hook.before[0].cost_ms >= result.latency_ms > 0
     assert len(hook.before[3].messages) == len(set(hook.before[3].message_ids)) == 2
     assert all(c.result.outcome is Outcome.ACKED for c in hook.after if c.mode != "oneway")
     (end,) = hook.ends
     assert (end.state, end.error, end.topic) == ("COMMIT_MESSAGE", None, "orders")
+    assert end.from_transaction_check is False
     assert end.message_id == hook.before[4].message_ids[0]
 
 

@@ -16,12 +16,9 @@ _NOISE = (3, -2, 0, 1, -1, 2, -3)
 
 
 def _judged(
-    value: Callable[[float], float],
-    *,
-    lives: int = 1,
-    measure: str = "threads",
+    value: Callable[[float], float], *, lives: int = 1, measure: str = "threads",
     what: str = "driver",
-) -> flat.Flat:
+) -> flat.Flat:  # fmt: skip
     """Return the verdict on a process with so many lives; `value` is a function of its age."""
     long_s = _RUN_S / lives
     samples = [

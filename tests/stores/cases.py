@@ -271,12 +271,9 @@ def removals(world: World) -> Findings:
         for epoch, key in enumerate(("N14228", "N668DN", "N14228")):
             ctx = context(epoch=epoch, task_attempt_id=epoch)
             write_spool(
-                place,
-                ctx,
-                sends(ctx, 2),
-                letter(ctx, f"body of {key}".encode(), sharding_key=key),
+                place, ctx, sends(ctx, 2), letter(ctx, f"body of {key}".encode(), sharding_key=key),
                 accounts(ctx, acked=2, dead=1, first_error=f"no route for {key}"),
-            )
+            )  # fmt: skip
             fold(spark, place)
         before = _counted(world, name)
         expire = (
