@@ -10,9 +10,11 @@ from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.consumption import QueueConsumption
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_flight_rows, isolation_rows, resolution_rows, send_rows
 from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.ledger.report.tables import _QUEUES, tables
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import queried, reader, rows_of
@@ -102,6 +104,17 @@ def test_totals(report):
     assert {(e.query_id, e.epoch, e.adds_up) for e in report.epochs} == {
         ("query", 0, True), ("o'th\\er {1}", 0, False)
     }  # fmt: skip
+
+
+def test_tables_show_figures_that_are_there(report):
+    shown = tables(report)
+    names = ["accounts", "brokers", "isolations", "dead_letters", "errors", "epochs"]
+    assert [table.name for table in shown] == names
+    columns = [(column, dir(table.rows[0])) for table in shown[1:] for column in table.columns]
+    columns += [(column, QueueConsumption.__dataclass_fields__) for column in _QUEUES]
+    for column, values in columns:
+        assert column.kind in ("", "n", "t", "x", "q", "f"), column
+        assert callable(column.value) or column.value in values, column
 
 
 def test_brokers(report):

@@ -100,7 +100,7 @@ def rows(tmp_path: Path) -> Rows:
 
 
 def test_old_rows_go_and_a_trial_tells_which(rows: Rows) -> None:
-    retention = Retention({"send": 25 * DAY_MS})
+    retention = Retention({"send": 25 * DAY_MS, "isolation": DAY_MS})
     trial = rows.expire(retention, dry_run=True)
     assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]
     of_ledger = Ledger(rows.place.root).expire(SPARK, {"send": dt.timedelta(25)}, dry_run=True)
