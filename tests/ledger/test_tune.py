@@ -20,6 +20,7 @@ from rocket_sink.ledger.tune.suggest import (
     DEFAULT,
     NOTHING_TO_GAIN,
     RECORDED,
+    Candidate,
     Suggestion,
     Tuning,
     profiles,
@@ -96,6 +97,60 @@ def test_hosts_have_tables_of_their_own() -> None:
     assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 2.0)
     apart = attempts(*rows, host=np.array([0, 0, 1]), hosts=["a", "b"])
     assert replay(apart, PROFILES["5.x"]).moved == 0
+
+
+def test_a_broker_whose_answers_are_old_takes_no_messages() -> None:
+    for pause_s, moved in ((59.0, 1), (61.0, 0)):
+        rows = [(0.0, "quick", 2.0), (pause_s, "slow", 600.0), (pause_s + 0.9, "slow", 600.0)]
+        assert replay(attempts(*rows), PROFILES["5.x"]).moved == moved
+
+
+@pytest.mark.parametrize(
+    ("tails", "best"),
+    [
+        ({DEFAULT: 100.0, "a": 80.0}, DEFAULT),
+        ({DEFAULT: 100.0, "a": 79.0, "b": 70.0}, "b"),
+        ({DEFAULT: 100.0, "b": 70.0, "a": 73.5}, "a"),  # It isolates for a shorter time.
+        ({RECORDED: 1.0, DEFAULT: 100.0}, DEFAULT),
+        ({RECORDED: 1.0, DEFAULT: None, "a": 1.0}, None),
+    ],
+)
+def test_a_table_is_suggested_for_a_clearly_shorter_tail(
+    tails: dict[str, float | None], best: str | None
+) -> None:
+    seconds = {"a": 1.0, "b": 2.0}
+    candidates = [
+        Candidate(name, "", 0, seconds.get(name, 0.0), 0, None, None, tail, None)
+        for name, tail in tails.items()
+    ]
+    chosen = suggest._best(candidates)
+    assert (chosen and chosen.name) == best
+
+
+BYTES = SinkOptions().request_max_bytes
+FULL = SinkOptions().request_max_messages
+
+
+@pytest.mark.parametrize(
+    ("ms", "messages", "size", "advice"),
+    [
+        (501.0, FULL, BYTES // 4 + 1, {"requestMaxBytes": str(max(65_536, (BYTES // 4 + 1) // 2))}),
+        (500.0, FULL, BYTES // 4 + 1, {}),
+        (501.0, FULL, BYTES // 4, {}),
+        (500.0, FULL, BYTES // 4 - 1, {"requestMaxMessages": str(4 * FULL)}),
+        (1.0, FULL // 2, 100, {}),
+        (501.0, 2, BYTES, {"requestMaxBytes": str(max(65_536, BYTES // 2))}),
+        (501.0, 1, BYTES, None),  # A message alone is no batch.
+    ],
+)
+def test_advice_on_the_sizes_of_batches(
+    ms: float, messages: int, size: int, advice: dict[str, str] | None
+) -> None:
+    sent = attempts((0.0, "a", ms), messages=np.array([messages]), bytes=np.array([size]))
+    items = [*suggest._batches(sent, SinkOptions())]
+    assert bool(items) == (advice is not None)
+    values = {item.option: item.value for item in items if isinstance(item, Suggestion)}
+    assert values == (advice or {})
 
 
 def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves() -> None:
