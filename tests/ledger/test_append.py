@@ -299,7 +299,8 @@ def test_how_spark_is_asked_for_rows(new: Path, tmp_path: Path) -> None:
     load = read.format.return_value.load
     assert ledger.rows(driver) is load.return_value
     past = read.format.return_value.option.return_value.load
-    past.return_value.inputFiles.return_value = [f"{place.uri}/kind=send/x.parquet"]
+    names = [f"file:{host}{place.root}/kind=send/x.parquet" for host in ("", "//host")]
+    past.return_value.inputFiles.return_value = names
     assert ledger.at(1).rows(driver) is past.return_value
     read.format.return_value.option.assert_called_once_with("versionAsOf", 1)
     past.return_value.inputFiles.return_value = ["file:/etc/kind=send/x.parquet"]

@@ -1,20 +1,20 @@
 """A ledger by its table's name: found, made, dropped and made anew, and as it was."""
 
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
 from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import named
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
-
-pytestmark = pytest.mark.spark
-
 
 cluster = scripted_cluster(1, scope="module", t=4)
 
@@ -34,6 +34,40 @@ def acked(spark: Any, ledger: Ledger | str) -> int:
     return report.totals.acked
 
 
+@pytest.mark.parametrize(
+    ("is_there", "makes", "location", "format_", "answer"),
+    [
+        (True, False, "", "delta", "file:/l"),
+        (True, True, "", "parquet", "is no Delta table"),
+        (False, False, "file:/s", "delta", "there is no table c.s.t: a sink makes it"),
+        (False, True, "", "delta", "the schema of c.s.t has no location"),
+        (False, True, "file:/s/", "delta", "file:/l"),
+    ],
+)
+def test_what_a_catalog_says(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool, makes: bool, location: str, format_: str,
+    answer: str,
+) -> None:  # fmt: skip
+    made, spark = list[str](), MagicMock()
+    monkeypatch.setattr(named, "ensure_table", lambda spark, place: made.append(place.uri))
+    spark.catalog.tableExists.return_value = is_there
+    detail = {"format": format_, "location": "file:/l"}
+    spark.sql.return_value.select.return_value.head.return_value = detail
+    spark.sql.return_value.collect.return_value = [("Catalog", "c"), ("Location", location)]
+    if answer == "file:/l":
+        assert named.located("c.s.t", spark, makes=makes) == answer
+    else:
+        with pytest.raises(LedgerError, match=answer) as caught:
+            named.located("c.s.t", spark, makes=makes)
+        assert caught.value.path == "c.s.t"
+    spark.catalog.tableExists.assert_called_once_with("`c`.`s`.`t`")
+    assert len(made) == (not is_there and bool(location) and makes)
+    for uri in made:
+        assert re.fullmatch("file:/s/t-[0-9a-f]{8}", uri)
+        spark.catalog.createTable.assert_called_once_with("`c`.`s`.`t`", uri, "delta")
+
+
+@pytest.mark.spark
 def test_a_name_is_found_and_is_no_identity(spark: Any, schema: str, cluster: FakeCluster) -> None:
     name, rows = f"{schema}.ledger", spark.range(10).selectExpr("cast(id AS string) AS body")
     with pytest.raises(LedgerError, match=f"there is no table {name}: a sink makes it"):
@@ -58,6 +92,7 @@ def test_a_name_is_found_and_is_no_identity(spark: Any, schema: str, cluster: Fa
     assert (acked(spark, name), acked(spark, sink.options.ledger)) == (10, 30)
 
 
+@pytest.mark.spark
 def test_the_data_source_knows_the_name_from_register(
     spark: Any, schema: str, cluster: FakeCluster
 ) -> None:
@@ -71,6 +106,7 @@ def test_the_data_source_knows_the_name_from_register(
         rows.write.format("rocketmq").mode("append").options(**options).save()
 
 
+@pytest.mark.spark
 def test_what_a_name_cannot_be(spark: Any, schema: str, cluster: FakeCluster) -> None:
     rows = pa.table({"body": ["row"]})
     spark.sql(f"CREATE TABLE {schema}.other (a INT) USING parquet")
