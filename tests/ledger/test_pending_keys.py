@@ -11,7 +11,14 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query import duckdb_reader
 from rocket_sink.ledger.query.duckdb_reader import reader_of
-from rocket_sink.ledger.query.pending_keys import PendingKeys, _known, _notes, _pending, release
+from rocket_sink.ledger.query.pending_keys import (
+    PendingKeys,
+    _known,
+    _notes,
+    _pending,
+    release,
+    withdraw,
+)
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.views import reader
@@ -34,6 +41,13 @@ def test_keys_are_held_until_their_last_letter_is_resolved(
 ) -> None:
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, later = PendingKeys(place), context(epoch=9)
+    for query in ("query", "batch"):
+        keys.note(context(query_id=query), {"t": {"z"}})
+    assert release(JAVALESS, place) == 0, "there is no table yet"
+    withdraw(place, "query")
+    assert keys.held_for(context(query_id="other")) == {"t": {"z"}}
+    withdraw(place, "batch")
+    assert keys.held_for(later) == {}
     ledger.create(JAVALESS)
     assert release(JAVALESS, place) == 0
 

@@ -336,6 +336,8 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     assert by_duckdb.attempts == len(MIXED)
     (default,) = [candidate for candidate in by_duckdb.candidates if candidate.name == DEFAULT]
     assert (default.isolations, default.moved) == (2, 4)
+    for figures in (by_duckdb.candidates, by_duckdb.suspicion):
+        assert [row.suggested for row in figures].count(True) == 1
     assert "depends on only 1 of these" in by_duckdb.note
     console = Console(file=io.StringIO(), width=200)
     console.print(tune(fast.query, fast.path, Scope(), limit=3), by_duckdb)
