@@ -87,10 +87,7 @@ TAKEN = [PortTakenError("taken")]
     ],
     ids=["all", "one is dead", "ports are taken", "ports are taken for ever", "another error"],
 )
-def test_a_start(
-    alive: Any, errors: list[Exception], events: list[str], tries: int, runtime: Runtime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_start(alive, errors, events, tries, runtime, monkeypatch):
     """Begin with the ports of the last start; after an error take others, and leave no process."""
     done: list[str] = []
     told: list[str] = []
@@ -114,9 +111,7 @@ def test_a_start(
 
 
 @pytest.mark.parametrize("tls", [None, "enforcing"])
-def test_what_a_start_needs_is_made(
-    tls: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_start_needs_is_made(tls, tmp_path, monkeypatch):
     make, jars = MagicMock(), MagicMock(return_value=[Path("/a.jar"), Path("/b.jar")])
     make.return_value.jvm_flags.return_value = ["-Dtls"]
     monkeypatch.setattr(layout, "find_java", lambda: JAVA)
@@ -233,9 +228,7 @@ def test_one_command_at_a_time_is_at_work_on_a_cluster(tmp_path: Path) -> None:
     ("script", "text"),
     [(None, "needs the openssl program"), ("echo no >&2; exit 1", "req failed: no")],
 )
-def test_certificates_need_openssl(
-    script: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificates_need_openssl(script, text, tmp_path, monkeypatch):
     if script:
         (tmp_path / "openssl").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "openssl").chmod(0o755)
@@ -249,9 +242,7 @@ def test_certificates_need_openssl(
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_only_a_temporary_folder_goes_with_the_cluster(
-    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_temporary_folder_goes_with_the_cluster(is_own, tmp_path, monkeypatch):
     """A store that stays is shut down cleanly. A forked child stops nothing."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     nodes, made = MagicMock(), MagicMock()
@@ -319,9 +310,7 @@ def test_topics_are_made_by_the_admin_tool(monkeypatch: pytest.MonkeyPatch) -> N
         ("echo '  ERROR: x'", "exit code 0"), ("exec sleep 60", "not done after 0 s"),
     ],
 )  # fmt: skip
-def test_a_failure_of_the_admin_tool_is_an_error(
-    script: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_the_admin_tool_is_an_error(script, error, tmp_path, monkeypatch):
     """The tool's exit code may be 0 even after a stack trace."""
     monkeypatch.setattr(local, "find_java", lambda: java_that(tmp_path, script))
     monkeypatch.setattr(local, "resolve_jars", lambda *_, **__: [Path("/a"), Path("/b")])
@@ -371,9 +360,7 @@ def test_the_probe_of_a_broker(cluster: Any) -> None:
 
 @pytest.mark.parametrize(("settings", "permission"), [({}, 6), ({"brokerPermission": "4"}, 4)])
 @pytest.mark.parametrize("what", ["wait_ready", "wait_routed"])
-def test_a_broker_that_listens_is_registered(
-    settings: dict[str, str], permission: int, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_listens_is_registered(settings, permission, what, monkeypatch):
     listens = iter([False, True, True, True, True])
     fails = iter([True] * 5 + [False])
     probe = MagicMock()
@@ -408,9 +395,7 @@ def test_a_broker_that_listens_is_registered(
     [([2], [], 0), ([1, 1, 2], [None, None], 2), ([1, 1, 1], [None, b"x", b""], 3)],
     ids=["another parent", "the parent ends", "the pipe closes"],
 )
-def test_the_guard_kills_its_group(
-    parents: list[int], reads: list[bytes | None], looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guard_kills_its_group(parents, reads, looks, monkeypatch):
     kill, ignored = MagicMock(), MagicMock()
     seen: list[bytes | None] = []
 
