@@ -1,8 +1,10 @@
 """Port choice: blocks that do not overlap, free ones only, the old ones when they are free."""
 
+import errno
 import socket
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -62,3 +64,16 @@ def test_a_damaged_file_is_forgotten(tmp_path: Path, text: str) -> None:
     (tmp_path / "ports.json").write_text(text)
     assert load_ports(tmp_path / "ports.json") is None
     assert load_ports(tmp_path / "absent.json") is None
+
+
+@pytest.mark.parametrize("code", [errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL])
+def test_only_a_taken_port_is_not_free(code, monkeypatch):
+    """Without loopback no port can be bound: that is no reason to try all of them."""
+    made = MagicMock()
+    made.return_value.__enter__.return_value.bind.side_effect = OSError(code, "no")
+    monkeypatch.setattr(socket, "socket", made)
+    if code == errno.EADDRNOTAVAIL:
+        with pytest.raises(OSError, match="no"):
+            is_free(20_000)
+    else:
+        assert not is_free(20_000)

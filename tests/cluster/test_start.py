@@ -20,7 +20,7 @@ from rocket_sink.cluster import LocalCluster, conf, detached, guard, layout, loc
 from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
-from rocket_sink.cluster.node import Broker, NodeSpec, PortTakenError
+from rocket_sink.cluster.node import Broker, NameServer, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.cluster.tls import make_certificates
 from rocket_sink.errors import ClusterError
@@ -413,3 +413,15 @@ def test_the_guard_kills_its_group(parents, reads, looks, monkeypatch):
     assert [each.args for each in ignored.call_args_list] == [
         (number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ]
+
+
+def test_a_name_server_is_ready_when_it_listens(monkeypatch):
+    listens = iter([False, True])
+    asked = MagicMock(side_effect=lambda address: next(listens))
+    monkeypatch.setattr(node, "accepts", asked)
+    monkeypatch.setattr(node, "_POLL_S", 0)
+    monkeypatch.setattr(NameServer, "alive", True)
+    NameServer(NodeSpec("name-server", 7, Path("/x"), (), "", {}), dict).wait_ready(1000)
+    assert asked.call_args_list == [call("127.0.0.1:7")] * 2
+    shown = f"<LocalCluster {DEFAULT_VERSION}, 2 brokers, not started>"
+    assert repr(LocalCluster()) == shown
