@@ -266,7 +266,10 @@ class Resender:
         for letter in letters.select(present).to_pylist():
             topic = self._homes.topic_of(letter["topic"])
             timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
-            ids.setdefault((topic, timed), {})[letter["message_id"]] = letter["body"]
+            body = letter["body"]
+            # A table may have texts, which are stored as UTF-8.
+            body = body.encode() if isinstance(body, str) else body
+            ids.setdefault((topic, timed), {})[letter["message_id"]] = body
             broker = letter.get("unknown_at")
             if broker and options.delivery == "effectively_once" and not options.topic:
                 self._silent.setdefault(topic, set()).add(broker)

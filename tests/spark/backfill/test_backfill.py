@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -342,9 +343,13 @@ class TestTables:
             seen.setdefault(message.properties.get("__SHARDINGKEY"), []).append(message.body)
         assert all(got == sorted(got) for got in seen.values())
         assert len({m.message_id for m in desk.cluster.messages(TOPIC)}) == 64
-        plan, sent = desk.run(desk.table([*rows, ("equal", "k0", 100), ("new", "k1", 7)]))
+        again = desk.table([*rows, ("equal", "k0", 100), ("new", "k1", 7)])
+        plan, sent = desk.run(again)
         assert (plan.pending, sent.resent) == (2, 2)
         assert len(desk.bodies()) == 66
+        elsewhere = replace(again, options=again.options.with_(namespace="n"))
+        work = Backfill(desk.spark, elsewhere.options, Selection(), elsewhere)
+        assert work.plan().pending == 66, "the topic of another namespace is another topic"
 
     def test_what_a_killed_backfill_sent_is_found(self, desk: Desk) -> None:
         source = desk.table([(f"{n}", "k", n) for n in range(5)])
