@@ -47,6 +47,7 @@ from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 
 _STARTS: Final = "starts"
@@ -396,7 +397,9 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     place, name = resolve_path(options.ledger), f"{options.app_id}~{options.batch_id}"
     store, file = NoteStore(place, _BATCHES), folder_part(name)
     query_id = "/".join(filter(None, (options.app_id, options.batch_id, run)))
-    facts = {"topic": options.topic, **facts}
+    body = f"bodyFormat={options.body_format}, jsonNulls={options.json_nulls}, {options.columns}"
+    topic = with_namespace(options.namespace, options.topic)
+    facts = {"topic": topic, "body": body, **facts}
     own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}}
     where = store.where(file)
     with failing(f"cannot tell from {where} whether the batchId is new", where):

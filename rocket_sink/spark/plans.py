@@ -12,6 +12,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.storage import is_classic
 
 _NUMBERS: Final = re.compile(
@@ -21,11 +22,22 @@ _NUMBERS: Final = re.compile(
 """Numbers of columns, of common table expressions, of variables of lambda functions and of observed
 metrics, ids of watermarks, and addresses of objects. The same frame gets others when it is made
 again."""
+_LONGEST_LIST: Final = "spark.sql.debug.maxToStringFields"
+_whole_lists: Final = ForkLock()
+"""The lock of `_LONGEST_LIST`, which threads would set back for each other."""
 
 
 def plan_digest(plan: Any) -> str:
-    """Return a digest of a plan's text, which is the same in each application."""
-    text = _NUMBERS.sub(r"\1", plan.toString())
+    """Return a digest of a plan's text, which is the same in each application. Spark cuts lists of
+    columns and values in the text, by default after 25, so let it write all of them here."""
+    conf = plan.conf()
+    with _whole_lists:
+        longest = conf.maxToStringFields()
+        conf.setConfString(_LONGEST_LIST, str(2**31 - 1))
+        try:
+            text = _NUMBERS.sub(r"\1", plan.toString())
+        finally:
+            conf.setConfString(_LONGEST_LIST, str(longest))
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]
 
 

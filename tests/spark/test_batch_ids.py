@@ -157,10 +157,24 @@ def test_another_frame_is_refused(world: World, is_complete: bool) -> None:
         (world.frame().where("body <> 'row 3'"), {}, r"for another frame \(.+\): plan was"),
         (world.frame().selectExpr("body", "body AS tags"), {}, "columns was struct<body:str"),
         (world.frame(), {"topic": "other"}, "topic was t, and is other"),
+        (world.frame(), {"namespace": "n"}, "topic was t, and is n%t"),
+        (world.frame(), {"columns": "keys=body"}, r"body was .*, \(\), and is .*'keys'"),
     ):
         with pytest.raises(CheckpointError, match=words):
             world.write(frame, **options)
     assert world.sent() == ROWS
+
+
+def test_frames_with_another_last_value_of_many_are_refused(world: World) -> None:
+    """By default Spark names the first 25 only in a plan's text."""
+    many = "'x', " * 40
+    first, second = (
+        world.frame(99).where(f"body NOT IN ({many} '{last}')") for last in ("row 50", "row 60")
+    )
+    world.write(first)
+    with pytest.raises(CheckpointError, match="plan was"):
+        world.write(second)
+    assert world.sent() == 98
 
 
 def test_equal_plans_of_other_rows_are_refused(world: World, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark import TaskContext
@@ -106,7 +107,10 @@ class World:
 
 def digests(*plans: str) -> set[str]:
     """Return the digests of plans of the JVM with these texts."""
-    return {plan_digest(SimpleNamespace(toString=lambda text=text: text)) for text in plans}
+    return {
+        plan_digest(SimpleNamespace(toString=lambda text=text: text, conf=MagicMock()))
+        for text in plans
+    }
 
 
 def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
