@@ -60,6 +60,8 @@ _KEPT: Final = 3
 """Number of epochs whose notes are kept; one epoch is enough to detect a cut-back checkpoint."""
 ROWS_FACT: Final = "number of rows"
 """The fact of a complete batch's frame that `NamedBatch.end` adds."""
+FRAME_FACT: Final = "the frame"
+"""The name of a batch write's frame in `IdFacts.planned_by`."""
 _CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two checks. An object store takes some 50 ms to list a folder."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -203,13 +203,12 @@ _PLANNING: Final = (
 _WRITING: Final = ("spark.sql.session.timeZone", "spark.sql.legacy.timeParserPolicy")
 
 
-def id_settings(partitions: str = "") -> IdFacts:
+def id_settings(planned: Mapping[str, str] = {}) -> IdFacts:
     """Return the settings on which the ids of effectively once depend, as the running task has
-    them: Spark sends the session's settings with each job, as local properties. `partitions` is
-    what the driver knows of the frame's partitions (`plans.partitions_of`)."""
+    them: Spark sends the session's settings with each job, as local properties. `planned` is
+    what the driver knows of the frame (`plans.planned_facts`)."""
     task = TaskContext.get()
-    planned_by = {name: _local(task, name) for name in _PLANNING}
-    planned_by["the partitions"] = partitions
+    planned_by = {**{name: _local(task, name) for name in _PLANNING}, **planned}
     if not planned_by["spark.master"].startswith("local"):
         # Only a local master names cores; a cluster's address may change.
         planned_by["spark.master"] = ""

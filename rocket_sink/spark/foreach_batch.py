@@ -55,7 +55,7 @@ from rocket_sink.spark import lineage
 from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
 from rocket_sink.spark.context import StreamRun, id_settings, run_context, run_of, watched_stages
 from rocket_sink.spark.frames import plan_of, select_needed
-from rocket_sink.spark.plans import frame_facts, partitions_of
+from rocket_sink.spark.plans import frame_facts, planned_facts
 from rocket_sink.spark.session_checks import (
     append_token,
     check_budget,
@@ -85,7 +85,7 @@ _NO_FILES: Final = (
 def _send_rows(
     options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
     batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
-    sequence: int | None, partitions: str,
+    sequence: int | None, planned: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`. All rows of the
     append have its number `sequence` in the table's order."""
@@ -100,7 +100,7 @@ def _send_rows(
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
         options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
-        settings=id_settings(partitions),
+        settings=id_settings(planned),
     ) as runner:  # fmt: skip
         for batch in batches:
             runner.feed(batch, plan)
@@ -359,11 +359,12 @@ class BatchWriter:
         check_session(self._options, session)
         check_rights(self._options)
         needed, plan = select_needed(df, plan_of(df, self._options))
+        is_once = self._options.delivery == "effectively_once"
         send = partial(
             _send_rows, with_task_rate(self._options, session), plan, lane, epoch, query, run,
             check_group=group, again=again, token=token,
             sequence=append.sequence if append is not None else None,
-            partitions=partitions_of(df) if self._options.delivery == "effectively_once" else "",
+            planned=planned_facts(df, is_write=lane == "batch") if is_once else {},
         )  # fmt: skip
         with watched_stages(session) as has_run_again:
             if self._options.delivery == "transactional":

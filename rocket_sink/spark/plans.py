@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.epoch_starts import FRAME_FACT
 from rocket_sink.ledger.storage import is_classic
 
 _NUMBERS: Final = re.compile(
@@ -76,13 +77,16 @@ def frame_facts(df: DataFrame) -> dict[str, str]:
     return facts
 
 
-def partitions_of(df: DataFrame) -> str:
-    """Return how many partitions the frame has. If the frame is shuffled, return the digest of its
-    plan, which names the number: Spark would run the shuffle to tell it. Return an empty text over
-    Spark Connect, which cannot tell either."""
+def planned_facts(df: DataFrame, *, is_write: bool) -> dict[str, str]:
+    """Return facts of a frame that tell whether a replay has the same partitions: their number, and
+    of a batch write its plan and input folders. If the frame is shuffled, the digest of its plan
+    stands for the number, because Spark would run the shuffle to tell it. Over Spark Connect, which
+    cannot tell either, return no facts."""
     if not is_classic(df.sparkSession):
-        return ""
+        return {}
     execution = df._jdf.queryExecution()
-    if "Exchange" in execution.executedPlan().toString():
-        return f"those of plan {plan_digest(execution.analyzed())}"
-    return str(execution.toRdd().getNumPartitions())
+    is_shuffled = "Exchange" in execution.executedPlan().toString()
+    frame = frame_facts(df) if is_shuffled or is_write else {}
+    number = frame["plan"] if is_shuffled else str(execution.toRdd().getNumPartitions())
+    own = {FRAME_FACT: f"{frame['plan']} of {frame['input']}"} if is_write else {}
+    return {"the partitions": number, **own}

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import CheckpointError, ConfigurationError
-from rocket_sink.ledger.epoch_starts import EpochStarts, IdFacts, PriorAttempts
+from rocket_sink.ledger.epoch_starts import FRAME_FACT, EpochStarts, IdFacts, PriorAttempts
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.net import log
@@ -195,6 +195,10 @@ class ReplayCheck:
             self._is_other_plan = True
             return
         self._compare(earlier)
+        own = self._facts.planned_by.get(FRAME_FACT)
+        if any(each.planned_by.get(FRAME_FACT, own) != own for each in earlier.facts):
+            # The failed write of the `appId` had another frame, whose equal rows are not these.
+            return
         self._stored = StoredMessages(
             self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )

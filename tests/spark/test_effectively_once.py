@@ -14,7 +14,7 @@ import pytest
 
 from rocket_sink.errors import CheckpointError, ConfigurationError, DeliveryError
 from rocket_sink.ledger import epoch_starts
-from rocket_sink.ledger.epoch_starts import IdFacts
+from rocket_sink.ledger.epoch_starts import FRAME_FACT, IdFacts
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
@@ -402,6 +402,13 @@ class TestOtherIds:
         world.run(CTX, settings=IdFacts({"spark.master": "local[8]"}))
         summary = world.run(MOVED, settings=IdFacts({"spark.master": "local[2]"}))
         assert summary.duplicates_possible == sum(world.stored().values()) - ROWS == ROWS
+
+    def test_equal_rows_of_another_frame_are_sent(self, world: World) -> None:
+        """A write follows a failed one of its `appId`, and may be the next day's."""
+        world.run(CTX, settings=IdFacts({FRAME_FACT: "monday's"}))
+        summary = world.run(RESTART, settings=IdFacts({FRAME_FACT: "tuesday's"}))
+        assert (summary.acked, summary.found_stored) == (ROWS, 0)
+        assert summary.duplicates_possible == ROWS
 
     def test_an_epoch_that_another_ledger_or_query_has_begun_is_counted(self, world: World) -> None:
         """A copied checkpoint may have a new query id, so the ledger has no notes under it."""
