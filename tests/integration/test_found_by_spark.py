@@ -14,14 +14,13 @@ from pathlib import Path
 import pyspark
 import pytest
 
-import rocket_sink
 from rocket_sink.java import find_java
 from rocket_sink.spark.session_checks import FORMAT
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.integration.test_spark_submit import ROOT, environment
 from tests.java_client import FOLDER, GENERATIONS, java_command
 
-ROOT = Path(rocket_sink.__file__).parents[1]
 FRAMES_AND_SQL = """
 import sys
 from rocket_sink.spark.session import prepare_environment
@@ -80,15 +79,10 @@ def flow():
 """
 
 
-def user_environment() -> dict[str, str]:
-    environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    java = {"JAVA_HOME": str(find_java().home)}
-    return {**environ, **java, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-
-
 def run(command: list[str], **more: object) -> None:
+    environ = {**environment(), "JAVA_HOME": str(find_java().home)}
     done = subprocess.run(
-        command, env=user_environment(), capture_output=True, text=True, timeout=800, **more  # type: ignore[call-overload]
+        command, env=environ, capture_output=True, text=True, timeout=800, **more  # type: ignore[call-overload]
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
