@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from rocket_sink.errors import OptionError, SendError, TlsError
+from rocket_sink.errors import OptionError, TlsError
 from tests.net.test_transport import IP, Authority, ask, authority, serve
 
 assert authority and serve  # fixtures
@@ -98,8 +98,3 @@ def test_c66_a_server_without_tls(serve):
     with pytest.raises(TlsError, match="tlsMode=off"):
         ask(serve(), tlsMode="insecure")
     assert ask(serve()) == b"hello"
-
-
-def test_c66_a_server_with_tls_only(authority, serve, version):
-    with pytest.raises(SendError):
-        ask(mutual(authority, serve, version, ssl.CERT_NONE))

@@ -9,6 +9,7 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
@@ -43,6 +44,23 @@ def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
 @pytest.fixture
 def make_producer(cluster: FakeCluster, closing: Any) -> Callable[..., Producer]:
     return lambda **options: closing(Producer(nameServer=cluster.name_server, **options), 0.3)
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., SendEngine]) -> SendEngine:
+    """Return an engine with the defaults of all options."""
+    return make_engine()
+
+
+@pytest.fixture
+def producer(make_producer: Callable[..., Producer]) -> Producer:
+    """Return a producer with the defaults of all options."""
+    return make_producer()
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster, closing: Any) -> Admin:
+    return closing(Admin(nameServer=cluster.name_server))
 
 
 @pytest.fixture(scope="session")

@@ -36,10 +36,9 @@ def test_a_body_near_the_limit_is_sent_as_a_single_message(cluster, make_produce
     assert sorted(ids) == sorted(m.message_id for m in stored)
 
 
-def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
+def test_a_refused_batch_is_halved_under_the_same_ids(cluster, producer):
     limit_bodies(cluster, 500)
     queue = MessageQueue("orders", cluster.brokers[1].name, 2)
-    producer = make_producer()
     results = producer.send_batch([Message("orders", b"%100d" % n) for n in range(11)], queue=queue)
     stored = cluster.brokers[1].store.messages("orders")
     assert [int(m.body) for m in stored] == list(range(11)), "halves keep their order and queue"
@@ -51,7 +50,7 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
 @pytest.mark.parametrize("automatic", [False, True])
 def test_later_batches_have_no_size_that_a_broker_has_refused(cluster, make_producer, automatic):
     limit_bodies(cluster, 20_000, 1, "java.lang.RuntimeException: message body size exceeded")
-    producer = make_producer(autoBatch="30s, 1MB" if automatic else "")
+    producer = make_producer(autoBatch="30s, 1MB" if automatic else "", sendMsgTimeout=60_000)
     messages = [Message("orders", b"%100d" % n) for n in range(2000)]
     requests, refused = [], []
     for repetition in range(3):
@@ -77,9 +76,14 @@ class Told(SendHook):
         self.ids.append(context.message_ids)
 
 
-def test_an_id_with_a_comma_is_one_id(cluster, make_producer):
-    producer, hook = make_producer(), Told()
-    producer.add_hook(hook)
+@pytest.fixture
+def hook(producer):
+    told = Told()
+    producer.add_hook(told)
+    return told
+
+
+def test_an_id_with_a_comma_is_one_id(cluster, producer, hook):
     first, second = (Message("orders", b"x", message_id=f"order,{n}") for n in range(2))
     producer.send(first)
     for broker in cluster.brokers:
@@ -90,10 +94,8 @@ def test_an_id_with_a_comma_is_one_id(cluster, make_producer):
     assert sorted(stored) == ["order,0", "order,0", "order,1"]
 
 
-def test_only_the_illegal_message_fails(cluster, make_producer):
+def test_only_the_illegal_message_fails(cluster, producer, hook):
     limit_bodies(cluster, 600)
-    producer, hook = make_producer(), Told()
-    producer.add_hook(hook)
     bodies = [b"%100d" % n for n in range(6)]
     bodies[4] = bytes(601)
     with pytest.raises(MessageIllegalError) as caught:

@@ -6,15 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocket_sink import Message, Producer
-from rocket_sink.errors import (
-    ConnectError,
-    MessageError,
-    NotSentError,
-    ProducerClosedError,
-    RejectedError,
-    UnwrittenError,
-)
+from rocket_sink import Message, Producer, errors
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook
@@ -40,7 +32,7 @@ def test_a_message_that_cannot_be_encoded_takes_no_batch_with_it(cluster, monkey
         good = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
         bad = Message("orders", b"body", message_id="i" * 33_000)
         if is_long:
-            with pytest.raises(MessageError, match="properties take"):
+            with pytest.raises(errors.MessageError, match="properties take"):
                 producer.send_async(bad)
             assert [future.result(WAIT_S).status for future in good] == ["SEND_OK"] * 3
             return
@@ -49,17 +41,16 @@ def test_a_message_that_cannot_be_encoded_takes_no_batch_with_it(cluster, monkey
         futures = [*good, producer.send_async(bad)]
         producer.flush()
         for future in futures:
-            assert isinstance(future.exception(WAIT_S), MessageError)
+            assert isinstance(future.exception(WAIT_S), errors.MessageError)
 
 
-def test_a_callback_that_is_cancelled_does_not_end_the_producers_thread(cluster):
+def test_a_callback_that_is_cancelled_does_not_end_the_producers_thread(cluster, producer):
     def cancelled(result, error):
         raise asyncio.CancelledError
 
-    with Producer(nameServer=cluster.name_server) as producer:
-        first = producer.send_async(Message("orders", b"body"), cancelled)
-        assert first.result(WAIT_S).status == "SEND_OK"
-        assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
+    first = producer.send_async(Message("orders", b"body"), cancelled)
+    assert first.result(WAIT_S).status == "SEND_OK"
+    assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
 
 
 @pytest.mark.parametrize("options", [{}, {"autoBatch": True}, {"enableTrace": True}])
@@ -86,7 +77,7 @@ def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
 
 
 def test_unsent_messages_of_a_connection_have_an_error_each():
-    cause = ProducerClosedError("the producer was closed")
+    cause = errors.ProducerClosedError("the producer was closed")
     channel = object.__new__(Channel)
     first, second = (channel._loss_error(cause, written=False) for _ in range(2))
     first.facts["topic"] = "orders"
@@ -101,7 +92,7 @@ def test_a_connection_that_cannot_be_made_keeps_no_place(cluster, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("rocket_sink.net.client.Channel", lambda *given, **more: 1 / 0)
             for _ in range(2):
-                with pytest.raises(ConnectError, match="ZeroDivisionError"):
+                with pytest.raises(errors.ConnectError, match="ZeroDivisionError"):
                     producer.send(Message("orders", b"body"))
         assert producer._session.engine.pending == 0
         assert producer.send(Message("orders", b"body")).status == "SEND_OK"
@@ -122,7 +113,7 @@ def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
     hook, queue = Seen(), MessageQueue("orders", "broker-a", 99)
     with Producer(nameServer=cluster.name_server) as producer:
         producer.add_hook(hook)
-        with pytest.raises(RejectedError):
+        with pytest.raises(errors.RejectedError):
             producer.send_oneway(Message("orders", b"body"), queue=queue)
     assert hook.calls == ["before", "after"]
 
@@ -141,9 +132,9 @@ def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster, make
     producer = make_producer(ordering="strict", sendMsgTimeout=60_000)
     for way in ({"selector": lambda queues, message, arg: queues[0]}, {}):
         message = Message("orders", b"body", sharding_key=None if way else "key")
-        with pytest.raises(NotSentError):
+        with pytest.raises(errors.NotSentError):
             producer.send(message, timeout_ms=200, **way)
-    with pytest.raises(NotSentError):
+    with pytest.raises(errors.NotSentError):
         producer.request(Message("orders", b"body"), timeout_s=0.2)
 
 
@@ -182,7 +173,7 @@ def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster,
     with Producer(nameServer=cluster.name_server, sendMsgTimeout=300) as producer:
         producer.send(Message("orders", b"first"))
         full.set()
-        with pytest.raises(UnwrittenError, match="took no more bytes before the deadline"):
+        with pytest.raises(errors.UnwrittenError, match="took no more bytes before the deadline"):
             producer.send_oneway(Message("orders", b"oneway"))
         full.clear()
         producer.send(Message("orders", b"last"))
@@ -197,35 +188,35 @@ def test_a_oneway_message_is_sent_when_its_broker_closes_the_connection_after_it
     until(lambda: cluster.messages("orders"))
 
 
-def test_a_request_that_cannot_be_served_does_not_end_the_producers_thread(cluster, monkeypatch):
-    with Producer(nameServer=cluster.name_server) as producer:
-        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
-        session, frames = producer._session, []
+def test_a_request_that_cannot_be_served_does_not_end_the_producers_thread(
+    cluster, producer, monkeypatch
+):
+    assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+    session, frames = producer._session, []
 
-        def broken(channel, frame):
-            frames.append(frame)
-            raise RuntimeError("no thread can be started")
+    def broken(channel, frame):
+        frames.append(frame)
+        raise RuntimeError("no thread can be started")
 
-        monkeypatch.setattr(session.request_reply, "take_reply", broken)
-        push(cluster.brokers[0], "none")
-        until(lambda: frames)
-        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+    monkeypatch.setattr(session.request_reply, "take_reply", broken)
+    push(cluster.brokers[0], "none")
+    until(lambda: frames)
+    assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
 
 
-def test_an_error_of_a_round_does_not_end_the_producers_thread(cluster, monkeypatch):
-    with Producer(nameServer=cluster.name_server) as producer:
-        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
-        engine, raised = producer._session.engine, []
-        process = engine.process
+def test_an_error_of_a_round_does_not_end_the_producers_thread(cluster, producer, monkeypatch):
+    assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+    engine, raised = producer._session.engine, []
+    process = engine.process
 
-        def once(ready):
-            if not raised:
-                raised.append(True)
-                raise TypeError("a hook's value")
-            process(ready)
+    def once(ready):
+        if not raised:
+            raised.append(True)
+            raise TypeError("a hook's value")
+        process(ready)
 
-        monkeypatch.setattr(engine, "process", once)
-        assert producer.send_async(Message("orders", b"body")).result(WAIT_S) and raised
+    monkeypatch.setattr(engine, "process", once)
+    assert producer.send_async(Message("orders", b"body")).result(WAIT_S) and raised
 
 
 class Cancelled(SendHook, RpcHook):
@@ -236,12 +227,11 @@ class Cancelled(SendHook, RpcHook):
         raise asyncio.CancelledError
 
 
-def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster):
-    with Producer(nameServer=cluster.name_server) as producer:
-        producer.add_hook(Cancelled())
-        producer.add_rpc_hook(Cancelled())
-        futures = [producer.send_async(Message("orders", b"body")) for _ in range(40)]
-        assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}
+def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster, producer):
+    producer.add_hook(Cancelled())
+    producer.add_rpc_hook(Cancelled())
+    futures = [producer.send_async(Message("orders", b"body")) for _ in range(40)]
+    assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}
 
 
 class Unencodable(RpcHook):
@@ -255,7 +245,7 @@ def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
         producer.send(Message("orders", b"body"))
         producer.add_rpc_hook(Unencodable())
         error = producer.send_async(Message("orders", b"body")).exception(WAIT_S)
-        assert isinstance(error, UnwrittenError) and "frame cannot be made" in error.text
+        assert isinstance(error, errors.UnwrittenError) and "frame cannot be made" in error.text
         engine = producer._session.engine
         assert not producer.isolations() and not engine.client.in_flight
         assert not any(health.in_flight for health in producer.broker_health())
@@ -266,5 +256,5 @@ def test_errors_of_a_batch_are_one_for_each_message(cluster):
     cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "no"), times=None)
     with Producer(nameServer=cluster.name_server, autoBatch=True) as producer:
         futures = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
-        errors = [future.exception(WAIT_S) for future in futures]
-    assert len(set(map(id, errors))) == 3 and {type(error) for error in errors} == {type(errors[0])}
+        failures = [future.exception(WAIT_S) for future in futures]
+    assert len(set(map(id, failures))) == 3 and len(set(map(type, failures))) == 1

@@ -11,7 +11,7 @@ import pytest
 from rocket_sink.errors import UnknownOutcomeError
 from rocket_sink.message import Message
 from rocket_sink.producer.engine.response_handler import ResponseHandler
-from rocket_sink.testing import CloseConnection, FakeCluster
+from rocket_sink.testing import CloseConnection
 from tests.producer.waiting import held, until
 from tests.python import run_python
 
@@ -125,7 +125,9 @@ p.close()
 """
 
 
-def interrupt(cluster: FakeCluster, tmp_path: Path, way: str, count: int) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
+def test_interrupts_lose_no_send_and_no_place(cluster, tmp_path, way, count):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = run_python(script, cluster.name_server, way, str(count), timeout_s=600)
@@ -133,17 +135,6 @@ def interrupt(cluster: FakeCluster, tmp_path: Path, way: str, count: int) -> Non
     assert int(main) + int(other) > count / 20
     # No thread hangs, no future is open, the last send works, all places are free.
     assert others == ["0", "0", "SEND_OK", "0", "0", "0"], process.stderr[-3000:]
-
-
-@pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
-def test_interrupts_lose_no_send_and_no_place(cluster, tmp_path, way):
-    interrupt(cluster, tmp_path, way, 300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
-def test_thousands_of_interrupts(cluster, tmp_path, way):
-    interrupt(cluster, tmp_path, way, 5000)
 
 
 def places(producer):

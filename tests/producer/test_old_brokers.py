@@ -23,9 +23,8 @@ def sends(cluster):
 
 
 @pytest.mark.parametrize("timer", TIMED)
-def test_refused_with_the_version_and_before_a_byte_is_sent(cluster, make_producer, timer):
+def test_refused_with_the_version_and_before_a_byte_is_sent(cluster, producer, timer):
     age(cluster.brokers)
-    producer = make_producer()
     queue = producer.fetch_publish_message_queues("orders")[0]
     for send in (
         producer.send,
@@ -60,9 +59,8 @@ def test_delay_levels_are_for_every_broker(cluster, make_producer):
 
 
 @pytest.mark.parametrize("timer", TIMED)
-def test_a_newer_broker_is_found(cluster, make_producer, timer):
+def test_a_newer_broker_is_found(cluster, producer, timer):
     age(cluster.brokers[:1])
-    producer = make_producer()
     for number in range(8):
         if number % 2:
             producer.send_async(Message("orders", b"%d" % number, **timer)).result(5)
@@ -80,9 +78,8 @@ def test_oneway_goes_to_a_new_broker(cluster, make_producer):
     until(lambda: len(cluster.messages("orders")) == 1)
 
 
-def test_a_restarted_broker_is_asked_anew(cluster, make_producer):
+def test_a_restarted_broker_is_asked_anew(cluster, producer):
     age(cluster.brokers)
-    producer = make_producer()
     producer.send(Message("orders", b"plain"))
     with pytest.raises(BrokerTooOldError):
         producer.send(Message("orders", b"x", delay_ms=1000))

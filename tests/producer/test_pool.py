@@ -90,13 +90,10 @@ def test_idle_ones_are_closed_at_the_next_checkout(pool, clock):
     assert engine.closed == 1 and not other.closed
 
 
-def test_broken_or_busy_ones_are_not_kept(pool):
+@pytest.mark.parametrize(("name", "value"), [("is_broken", True), ("pending", 3)])
+def test_broken_or_busy_ones_are_not_kept(pool, name, value):
     engine = pool.acquire(A)
-    engine.is_broken = True
-    pool.release(engine)
-    assert engine.closed == 1
-    engine = pool.acquire(A)
-    engine.pending = 3
+    setattr(engine, name, value)
     pool.release(engine)
     assert engine.closed == 1
     engine = pool.acquire(A)

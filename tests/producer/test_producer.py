@@ -8,20 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from rocket_sink.errors import (
-    AuthenticationError,
-    ConnectError,
-    InvalidQueueError,
-    MessageError,
-    NoRouteError,
-    NotSentError,
-    OptionError,
-    Outcome,
-    ProducerClosedError,
-    RequestTimeoutError,
-    UnwrittenError,
-    WindowFullError,
-)
+from rocket_sink import errors
+from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer import engine_thread
@@ -117,9 +105,8 @@ def test_many_threads_share_it(cluster, make_producer, monkeypatch):
     assert {message.body for message in cluster.messages("orders")} == bodies
 
 
-def test_threads_do_not_wait_for_one_slow_answer(cluster, make_producer):
+def test_threads_do_not_wait_for_one_slow_answer(cluster, producer):
     """The leader's own answer is slow; the other threads get theirs meanwhile."""
-    producer = make_producer()
     producer.send(Message("orders", b"warm"))
     slow, quick = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
     cluster.brokers[0].on_send(Delay(700), times=1)
@@ -141,7 +128,7 @@ def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer
     message = Message("orders", b"x", sharding_key="k" if how == "strict" else None)
     selector = (lambda queues, message, arg: queues[0]) if how == "selector" else None
     future = producer.send_async(message, lambda *end: ends.append(end), selector=selector)
-    assert isinstance(future.exception(10), NoRouteError)
+    assert isinstance(future.exception(10), errors.NoRouteError)
     until(lambda: ends)
     assert ends == [(None, future.exception())]
 
@@ -155,7 +142,7 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     timer.start()
     producer, began_s = make_producer(sendMsgTimeout=4000), time.monotonic()
     send = producer.send if how == "sync" else producer.send_async
-    with pytest.raises(RequestTimeoutError):
+    with pytest.raises(errors.RequestTimeoutError):
         future = send(Message("orders", b"x"), selector=lambda queues, message, arg: queues[0])
         future.result(10)
     took_s = time.monotonic() - began_s
@@ -163,8 +150,7 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     timer.join()
 
 
-def test_a_raising_callback_affects_no_other_send(cluster, make_producer, caplog):
-    producer = make_producer()
+def test_a_raising_callback_affects_no_other_send(cluster, producer, caplog):
 
     def bad(result, error):
         raise ZeroDivisionError
@@ -181,7 +167,7 @@ def test_async_blocks_at_the_window_and_then_raises(cluster, make_producer):
     cluster.on_send(Drop(), times=None)
     for _ in range(3):
         producer.send_async(Message("orders", b"x"))
-    with pytest.raises(WindowFullError, match="backPressure"):
+    with pytest.raises(errors.WindowFullError, match="backPressure"):
         producer.send_async(Message("orders", b"x"), timeout_ms=400)
 
 
@@ -190,9 +176,9 @@ def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
     producer.send_oneway(Message("orders", b"one"))
     cluster.kill()
     # The kernel may take a frame for the dead connection, or refuse it; it does neither twice.
-    with pytest.raises(ConnectError):
+    with pytest.raises(errors.ConnectError):
         for _ in range(4):
-            with suppress(UnwrittenError):
+            with suppress(errors.UnwrittenError):
                 producer.send_oneway(Message("orders", b"two"))
 
 
@@ -209,30 +195,28 @@ def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
     assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
 
 
-def test_illegal_batches(cluster, make_producer):
-    producer = make_producer()
+def test_illegal_batches(cluster, producer):
     for batch in (
         [],
         [Message("orders", b"1"), Message("other", b"2")],
         [Message("orders", b"1", delay_level=3)],
         [Message("orders", b"1"), Message("orders", b"1", wait_store=False)],
     ):
-        with pytest.raises(MessageError):
+        with pytest.raises(errors.MessageError):
             producer.send_batch(batch)
     assert cluster.messages("orders") == []
 
 
 def test_limits_are_local_errors_that_name_the_message(cluster, make_producer):
     producer = make_producer(maxMessageSize=10)
-    with pytest.raises(MessageError) as caught:
+    with pytest.raises(errors.MessageError) as caught:
         producer.send(Message("orders", bytes(11), keys=["k"]))
     error = caught.value
     assert (error.code, error.size, error.limit, error.keys) == ("BODY_TOO_LARGE", 11, 10, ("k",))
     assert producer.send(Message("orders", bytes(10))).outcome is Outcome.ACKED
 
 
-def test_selector_and_queue(cluster, make_producer):
-    producer = make_producer()
+def test_selector_and_queue(cluster, producer):
     queues = producer.fetch_publish_message_queues("orders")
     assert len(queues) == 8
     ack = producer.send(Message("orders", b"x"), queue=queues[5])
@@ -264,7 +248,7 @@ def test_best_effort_moves_and_strict_stays(cluster, make_producer):
     moved = {producer.send(Message("orders", b"x", sharding_key="k")).queue for _ in range(4)}
     assert len(moved) == 1 and next(iter(moved)).broker_name != home.broker_name
     strict = make_producer(ordering="strict", orderWaitMs=300)
-    with pytest.raises(NotSentError):
+    with pytest.raises(errors.NotSentError):
         strict.send(Message("orders", b"x", sharding_key="k"))
 
 
@@ -281,9 +265,9 @@ def look_up(producer, topic):
     ("has_master", "error", "text"),
     [
         # Nothing tells whether the broker is down or lacks the topic.
-        (False, NotSentError, "start it, or if it runs, create the topic"),
+        (False, errors.NotSentError, "start it, or if it runs, create the topic"),
         # It stays in the route, but its queues leave it (`mqadmin wipeWritePerm`).
-        (True, InvalidQueueError, "takes no writes now"),
+        (True, errors.InvalidQueueError, "takes no writes now"),
     ],
 )
 def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(
@@ -339,9 +323,8 @@ def test_a_forked_child_has_its_own_connections_and_ids(cluster, make_producer):
     assert len(cluster.messages("orders")) == 17
 
 
-def test_a_forked_child_lets_go_of_the_parents_connections(cluster, make_producer):
+def test_a_forked_child_lets_go_of_the_parents_connections(cluster, producer):
     """Otherwise a broker would not see that the parent has gone while the child lives."""
-    producer = make_producer()
     queues = producer.fetch_publish_message_queues("orders")
     producer.send(Message("orders", b"parent"), queue=queues[0])
     fork = multiprocessing.get_context("fork")
@@ -360,20 +343,18 @@ def _sockets_in_child(producer, queue, pipe):
     producer.close()
 
 
-def test_closed_is_closed(cluster, make_producer):
-    producer = make_producer()
+def test_closed_is_closed(cluster, producer):
     producer.send(Message("orders", b"x"))
     producer.close()
     producer.close()
     for call in (producer.send, producer.send_async, producer.send_oneway):
-        with pytest.raises(ProducerClosedError):
+        with pytest.raises(errors.ProducerClosedError):
             call(Message("orders", b"x"))
-    with pytest.raises(ProducerClosedError):
+    with pytest.raises(errors.ProducerClosedError):
         producer.fetch_publish_message_queues("orders")
 
 
-def test_close_waits_for_what_is_in_flight(cluster, make_producer):
-    producer = make_producer()
+def test_close_waits_for_what_is_in_flight(cluster, producer):
     producer.send(Message("orders", b"warm"))
     cluster.on_send(Delay(200), times=None)
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
@@ -413,7 +394,7 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
     if mode == "rotated":
         keys = {"credentials": lambda: Credentials(*values)}
     producer = make_producer(**keys)
-    with pytest.raises(AuthenticationError) as caught:
+    with pytest.raises(errors.AuthenticationError) as caught:
         if mode == "async":
             producer.send_async(Message("orders", b"x")).result(20)
         producer.send(Message("orders", b"x"))
@@ -422,7 +403,7 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
 
 
 def test_missing_secret_file_is_an_option_error(cluster):
-    with pytest.raises(OptionError, match="secretKey"):
+    with pytest.raises(errors.OptionError, match="secretKey"):
         Producer(nameServer="h:1", accessKey="a", secretKey="file:/nowhere/x")
 
 

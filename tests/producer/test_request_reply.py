@@ -4,14 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocket_sink.errors import (
-    MessageError,
-    NoRouteError,
-    ReplyNotTakenError,
-    ReplyTimeoutError,
-    RequesterGoneError,
-    SendError,
-)
+from rocket_sink import errors
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
@@ -20,12 +13,6 @@ from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
 from tests.decoding import encode_recall_handle
 from tests.producer.waiting import until
-
-
-@pytest.fixture
-def producer(cluster):
-    with Producer(nameServer=cluster.name_server) as one:
-        yield one
 
 
 def reply_frame(correlation_id, body=b"pong"):
@@ -57,7 +44,7 @@ def test_a_reply_comes_from_any_broker(cluster, producer):
 
 
 def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
-    with pytest.raises(ReplyTimeoutError) as late:
+    with pytest.raises(errors.ReplyTimeoutError) as late:
         producer.request(Message("orders", b"ping"), 2.0)
     assert cluster.messages("orders")[0].message_id == late.value.message_id
     push(cluster.brokers[0], late.value.correlation_id)
@@ -66,7 +53,7 @@ def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
 
 
 def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):
-    with pytest.raises(ReplyTimeoutError):
+    with pytest.raises(errors.ReplyTimeoutError):
         producer.request(Message("orders", b"ping"), 2.0)
     opened = producer._session.engine.client.opened
     cluster.brokers[0].send_request(Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b""))
@@ -103,7 +90,7 @@ RECEIVED = {"CLUSTER": "FakeCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": 
 
 def test_a_reply_needs_a_request(producer):
     for name in RECEIVED:
-        with pytest.raises(MessageError, match=name):
+        with pytest.raises(errors.MessageError, match=name):
             producer.reply({key: value for key, value in RECEIVED.items() if key != name}, b"x")
     assert producer.reply(RECEIVED, b"x").queue.topic == "FakeCluster_REPLY_TOPIC"
 
@@ -115,7 +102,7 @@ def test_recall_takes_a_timed_message_back(cluster, producer):
     assert decode_recall_handle(text) == handle == decode_recall_handle(text.rstrip("="))
     assert producer.recall("orders", text) == sent.message_id
     assert cluster.messages("orders") == []
-    with pytest.raises(SendError):
+    with pytest.raises(errors.SendError):
         producer.recall("orders", text)
 
 
@@ -128,17 +115,17 @@ def test_a_recall_that_the_broker_forbids_names_its_setting(
 ):
     cluster.on(RequestCode.RECALL_MESSAGE, Answer(code, remark), times=None)
     text = encode_recall_handle(RecallHandle("orders", cluster.brokers[0].name, "1", "ID"))
-    with pytest.raises(SendError, match=remark) as caught:
+    with pytest.raises(errors.SendError, match=remark) as caught:
         producer.recall("orders", text)
     assert ("recallMessageEnable=true" in str(caught.value)) is is_forbidden
 
 
 @pytest.mark.parametrize("handle", ["", "%%%", "djEgYQ==", "a"])
 def test_a_bad_handle_is_refused_here(cluster, producer, handle):
-    with pytest.raises(MessageError, match="recall handle"):
+    with pytest.raises(errors.MessageError, match="recall handle"):
         producer.recall("orders", handle)
     lost = encode_recall_handle(RecallHandle("orders", "broker-z", "1", "ID"))
-    with pytest.raises(NoRouteError):
+    with pytest.raises(errors.NoRouteError):
         producer.recall("orders", lost)
 
 
@@ -160,14 +147,15 @@ def test_a_callback_may_ask(cluster, producer):
 @pytest.mark.parametrize(
     ("remark", "error", "asked"),
     [
-        ("push reply message fail, channel of <10.0.0.1@7> not found.", RequesterGoneError, 2),
-        ("push reply message to 10.0.0.1@7fail.", ReplyNotTakenError, 1),
+        ("fail, channel of <10.0.0.1@7> not found.", errors.RequesterGoneError, 2),
+        ("to 10.0.0.1@7fail.", errors.ReplyNotTakenError, 1),
     ],
 )
 def test_a_requester_that_is_gone_is_no_brokers_fault(cluster, producer, remark, error, asked):
     """The remarks are those of ReplyMessageProcessor.pushReplyMessage."""
     cluster.create_topic("FakeCluster_REPLY_TOPIC", 1)
-    cluster.on_send(Answer(ResponseCode.SYSTEM_ERROR, remark), times=None)
+    answer = Answer(ResponseCode.SYSTEM_ERROR, f"push reply message {remark}")
+    cluster.on_send(answer, times=None)
     with pytest.raises(error):
         producer.reply(RECEIVED, b"pong")
     code = RequestCode.SEND_REPLY_MESSAGE_V2

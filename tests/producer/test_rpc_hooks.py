@@ -89,9 +89,8 @@ def test_after_response_needs_a_response(cluster, make_producer):
     assert not [r for _, r, _ in hook.after if r.code == RequestCode.SEND_MESSAGE_V2]
 
 
-def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer):
+def test_what_cannot_be_encoded_costs_its_requests_only(cluster, producer):
     """The look-up of the route ends, too, so that there can be another one."""
-    producer = make_producer()
     hook = Recorder(bad="\ud800")
     producer.add_rpc_hook(hook)
     with pytest.raises(SendError, match="frame cannot be made"):

@@ -56,10 +56,7 @@ def test_each_future_has_the_result_of_its_own_message(cluster, make_producer, g
 
 
 @pytest.mark.parametrize("delay", [{"delay_level": 1}, {"delay_ms": 60_000}])
-def test_delayed_ones_travel_together_with_their_recall_handles(
-    cluster, make_producer, groups, delay
-):
-    producer = make_producer()
+def test_delayed_ones_travel_together_with_their_recall_handles(cluster, producer, groups, delay):
     alone = producer.send(message(0, **delay))
     results = [future.result(60) for future in burst(producer, **delay)]
     assert max(groups) > 100
@@ -135,7 +132,7 @@ def test_places_are_given_back_with_each_answer(cluster, make_producer):
     assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in pending)
 
 
-def test_rpc_hooks_see_each_request(cluster, make_producer, groups):
+def test_rpc_hooks_see_each_request(cluster, producer, groups):
     calls = Counter()
 
     class Hook(RpcHook):
@@ -146,7 +143,6 @@ def test_rpc_hooks_see_each_request(cluster, make_producer, groups):
         def after_response(self, address, request, response):
             calls["after"] += request.code == 310
 
-    producer = make_producer()
     producer.add_rpc_hook(Hook())
     assert all(future.result(60) for future in burst(producer, 40))
     assert calls == {"before": 40, "after": 40} and not groups
@@ -158,8 +154,7 @@ def test_what_was_asked_for_a_queue_goes_there(cluster, make_producer, groups):
     assert {future.result(60).queue for future in futures} == {queue} and max(groups) > 100
 
 
-def test_a_group_whose_broker_is_down_goes_to_another_one(cluster, make_producer, groups):
-    producer = make_producer()
+def test_a_group_whose_broker_is_down_goes_to_another_one(cluster, producer, groups):
     producer.send(message(0))
     cluster.broker("broker-a").kill()
     results = [future.result(60) for future in burst(producer)]

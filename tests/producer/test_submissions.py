@@ -150,16 +150,14 @@ def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
         assert future.exception(60) is not None
 
 
-def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch):
+def test_closing_answers_for_what_was_never_taken_in(producer, monkeypatch):
     monkeypatch.setattr(RequestQueue, "drain", lambda self: None)
-    producer = make_producer()
     future = producer.send_async(Message("orders", b"x"))
     producer.close(0.1)
     assert isinstance(future.exception(60), ProducerClosedError)
 
 
-def test_what_the_engine_does_not_take_ends_its_own_future_only(make_producer, monkeypatch):
-    producer = make_producer()
+def test_what_the_engine_does_not_take_ends_its_own_future_only(producer, monkeypatch):
     submit = producer._session.engine.try_submit
 
     def picky(request):

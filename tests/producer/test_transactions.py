@@ -4,13 +4,7 @@ import threading
 
 import pytest
 
-from rocket_sink.errors import (
-    BrokerError,
-    ConnectionLostError,
-    MessageError,
-    Outcome,
-    RejectedError,
-)
+from rocket_sink import errors
 from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
@@ -81,13 +75,13 @@ def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
     cluster.on_send(Answer(10), times=None)
     message, called = Message("orders", b"x"), []
     result = make_producer().send_in_transaction(message, lambda *a: called.append(a))
-    assert result.send_result.outcome is Outcome.ACKED_DEGRADED
+    assert result.send_result.outcome is errors.Outcome.ACKED_DEGRADED
     assert result.state is ROLLBACK and not called and halves(cluster) == []
 
 
 @pytest.mark.parametrize(
-    "behaviour, error", [(Answer(1, "no half message"), BrokerError),
-                         (CloseConnection(), ConnectionLostError)],
+    "behaviour, error", [(Answer(1, "no half message"), errors.BrokerError),
+                         (CloseConnection(), errors.ConnectionLostError)],
 )  # fmt: skip
 def test_an_end_that_fails_is_reported(cluster, make_producer, behaviour, error):
     cluster.on(RequestCode.END_TRANSACTION, behaviour)
@@ -98,9 +92,9 @@ def test_an_end_that_fails_is_reported(cluster, make_producer, behaviour, error)
 def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
     cluster.on_send(Answer(13, "illegal"), times=None)
     called = []
-    with pytest.raises(RejectedError):
+    with pytest.raises(errors.RejectedError):
         make_producer().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
-    with pytest.raises(MessageError):
+    with pytest.raises(errors.MessageError):
         make_producer().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
     assert not called and not cluster.requests(RequestCode.END_TRANSACTION)
 

@@ -142,8 +142,7 @@ def test_flush_waits_for_earlier_sends_and_their_callbacks(cluster, make_produce
     assert len(ends) == 20 and all(error is None for _, error in ends)
 
 
-def test_a_closed_producer_has_nothing_to_flush(make_producer):
-    producer = make_producer()
+def test_a_closed_producer_has_nothing_to_flush(producer):
     producer.send(Message("orders", b"x"))
     producer.close()
     with pytest.raises(ProducerClosedError):

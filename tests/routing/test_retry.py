@@ -7,17 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink import errors
-from rocket_sink.errors import (
-    BrokerBusyError,
-    ConnectError,
-    GoAwayError,
-    InvalidQueueError,
-    Isolate,
-    NoRouteError,
-    RequestTimeoutError,
-    SendError,
-    TopicNotFoundError,
-)  # fmt: skip
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
@@ -31,7 +20,7 @@ from rocket_sink.routing.retry import (
 
 
 def all_errors():
-    classes = [SendError]
+    classes = [errors.SendError]
     for error in classes:
         classes += error.__subclasses__()
     return sorted(classes, key=lambda error: error.__name__)
@@ -108,59 +97,60 @@ def test_the_table_has_every_leaf_of_the_tree():
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
 def test_nothing_is_tried_after_the_last_attempt_or_the_deadline(error):
-    assert call(error, attempt=3) is None or error is GoAwayError
+    assert call(error, attempt=3) is None or error is errors.GoAwayError
     for strict in (False, True):
         assert call(error, remaining_s=0.0, strict=strict) is None
         assert call(error, remaining_s=-0.5, strict=strict) is None
 
 
 def test_f21_go_away_is_answered_once_by_a_new_connection_and_is_no_attempt():
-    assert call(GoAwayError, attempt=3) == Retry(same_queue=True, counts=False)
-    again = call(GoAwayError, earlier=[GoAwayError])
-    assert again == Retry(avoids_broker=True, isolates=Isolate.BROKER)
-    assert call(GoAwayError, attempt=3, earlier=[GoAwayError]) is None
+    assert call(errors.GoAwayError, attempt=3) == Retry(same_queue=True, counts=False)
+    again = call(errors.GoAwayError, earlier=[errors.GoAwayError])
+    assert again == Retry(avoids_broker=True, isolates=errors.Isolate.BROKER)
+    assert call(errors.GoAwayError, attempt=3, earlier=[errors.GoAwayError]) is None
 
 
-REJECTED_TIMEOUT = RequestTimeoutError("no answer", outcome=errors.Outcome.REJECTED)
+REJECTED_TIMEOUT = errors.RequestTimeoutError("no answer", outcome=errors.Outcome.REJECTED)
 CASES = [
     # error, options of the call, how it is sent again
-    (TopicNotFoundError, {"earlier": [TopicNotFoundError]}, None),  # f26: one look at the route
-    (TopicNotFoundError, {"earlier": [ConnectError]}, "now"),
-    (InvalidQueueError, {"earlier": [InvalidQueueError]}, None),  # f28
-    (InvalidQueueError, {"earlier": [ConnectError]}, "now"),
-    (InvalidQueueError, {"fixed_queue": True}, None),
+    # f26: one look at the route
+    (errors.TopicNotFoundError, {"earlier": [errors.TopicNotFoundError]}, None),
+    (errors.TopicNotFoundError, {"earlier": [errors.ConnectError]}, "now"),
+    (errors.InvalidQueueError, {"earlier": [errors.InvalidQueueError]}, None),  # f28
+    (errors.InvalidQueueError, {"earlier": [errors.ConnectError]}, "now"),
+    (errors.InvalidQueueError, {"fixed_queue": True}, None),
     # A killed broker leaves the route at once; its queues come back when it restarts.
-    (InvalidQueueError("not in the route"), {"strict": True, "attempt": 9}, "same"),
+    (errors.InvalidQueueError("not in the route"), {"strict": True, "attempt": 9}, "same"),
     (
-        InvalidQueueError("not in the route"),
-        {"strict": True, "attempt": 9, "earlier": [InvalidQueueError] * 5},
+        errors.InvalidQueueError("not in the route"),
+        {"strict": True, "attempt": 9, "earlier": [errors.InvalidQueueError] * 5},
         "same",
     ),
-    (InvalidQueueError("not in the route"), {"fixed_queue": True}, "same"),
+    (errors.InvalidQueueError("not in the route"), {"fixed_queue": True}, "same"),
     # Strict order waits for its queue while nothing is stored.
-    (ConnectError, {"attempt": 50, "strict": True}, "same"),
-    (BrokerBusyError, {"attempt": 50, "strict": True}, "same"),
-    (NoRouteError, {"attempt": 50, "strict": True}, "same"),
+    (errors.ConnectError, {"attempt": 50, "strict": True}, "same"),
+    (errors.BrokerBusyError, {"attempt": 50, "strict": True}, "same"),
+    (errors.NoRouteError, {"attempt": 50, "strict": True}, "same"),
     (errors.ConnectionLostError, {"attempt": 50, "strict": True}, None),
     (errors.BrokerError, {"attempt": 50, "strict": True}, None),
     # With `retry_while_busy` a busy answer, or a missing broker, costs no attempt.
-    (BrokerBusyError, {"attempt": 3, "earlier": [BrokerBusyError] * 6}, None),
-    (BrokerBusyError, {"attempt": 3, "retry_while_busy": True}, "after"),
-    (BrokerBusyError, {"attempt": 3, "retry_while_busy": True, "remaining_s": 0.0}, None),
-    (BrokerBusyError, {"retry_while_busy": True, "max_attempts": 1}, None),
+    (errors.BrokerBusyError, {"attempt": 3, "earlier": [errors.BrokerBusyError] * 6}, None),
+    (errors.BrokerBusyError, {"attempt": 3, "retry_while_busy": True}, "after"),
+    (errors.BrokerBusyError, {"attempt": 3, "retry_while_busy": True, "remaining_s": 0.0}, None),
+    (errors.BrokerBusyError, {"retry_while_busy": True, "max_attempts": 1}, None),
     (errors.UnwrittenError, {"attempt": 3, "retry_while_busy": True}, None),
     (errors.TlsRefusedError, {"retry_while_busy": True}, None),
     *(
         (error, {"attempt": 3, "retry_while_busy": True}, kind)
         for error, kind in (
-            (ConnectError, "now"), (errors.TlsError, "now"),
+            (errors.ConnectError, "now"), (errors.TlsError, "now"),
             (errors.LocalResourcesError, "after"), (errors.NameServerUnavailableError, "after"),
         )
     ),
     # Without another broker, the same one is not asked at once.
-    (ConnectError, {"alternatives": False}, "after"),
-    (ConnectError, {"fixed_queue": True}, "same"),
-    (RequestTimeoutError, {"fixed_queue": True}, "same"),
+    (errors.ConnectError, {"alternatives": False}, "after"),
+    (errors.ConnectError, {"fixed_queue": True}, "same"),
+    (errors.RequestTimeoutError, {"fixed_queue": True}, "same"),
     (REJECTED_TIMEOUT, {"strict": True}, "same"),  # The broker was asked, and has not stored it.
 ]  # fmt: skip
 
@@ -176,17 +166,18 @@ def test_cases(error, options, kind):
 
 
 def test_waits_grow_while_busy_answers_cost_no_attempt():
-    busy = {"retry_while_busy": True, "earlier": [BrokerBusyError] * 6}
-    assert call(BrokerBusyError, 3, **busy).delay_s > call(BrokerBusyError).delay_s
+    busy = {"retry_while_busy": True, "earlier": [errors.BrokerBusyError] * 6}
+    assert call(errors.BrokerBusyError, 3, **busy).delay_s > call(errors.BrokerBusyError).delay_s
 
 
 @pytest.mark.parametrize(
     ("error", "options", "awaits"),
     [
-        (TopicNotFoundError, {}, True), (InvalidQueueError, {}, True), (NoRouteError, {}, True),
-        (errors.QueueMovedError, {}, True), (ConnectError, {"alternatives": False}, True),
-        (ConnectError, {"strict": True}, True), (ConnectError, {}, False),
-        (RequestTimeoutError, {"alternatives": False}, False),
+        (errors.TopicNotFoundError, {}, True), (errors.InvalidQueueError, {}, True),
+        (errors.NoRouteError, {}, True), (errors.QueueMovedError, {}, True),
+        (errors.ConnectError, {"alternatives": False}, True),
+        (errors.ConnectError, {"strict": True}, True), (errors.ConnectError, {}, False),
+        (errors.RequestTimeoutError, {"alternatives": False}, False),
     ],
 )  # fmt: skip
 def test_errors_of_a_stale_route_await_a_look_up(error, options, awaits):
@@ -216,12 +207,12 @@ def test_backoff_doubles_up_to_its_limit():
 
 def test_half_of_what_is_left_is_kept_for_the_attempt():
     for left_s in (0.04, 0.01):
-        assert 0 < call(BrokerBusyError, remaining_s=left_s).delay_s <= left_s / 2 + 1e-9
+        assert 0 < call(errors.BrokerBusyError, remaining_s=left_s).delay_s <= left_s / 2 + 1e-9
 
 
 def test_strict_order_never_sends_again_what_may_still_arrive():
     for remaining_s in (3.0, 1.5, 0.001, 0.0):
-        assert call(RequestTimeoutError, strict=True, remaining_s=remaining_s) is None
+        assert call(errors.RequestTimeoutError, strict=True, remaining_s=remaining_s) is None
 
 
 @pytest.mark.parametrize(
@@ -234,7 +225,7 @@ def test_strict_order_never_sends_again_what_may_still_arrive():
 def test_response_codes_are_the_users_to_choose(codes, error, is_retried):
     options = SinkOptions() if codes is None else SinkOptions.parse(retryResponseCodes=codes)
     assert (call(error_for_answer(*error), options=options) is not None) == is_retried
-    assert call(ConnectError, options=options) is not None
+    assert call(errors.ConnectError, options=options) is not None
 
 
 AGAIN = {"onDegraded": "retry"}
@@ -304,12 +295,12 @@ def test_any_decision_is_sound(error, strict, attempt, remaining_s, fixed, alter
     assert 0 <= retry.delay_s <= max(remaining_s / 2, 0)
     if strict or fixed:
         assert retry.same_queue and not retry.avoids_broker
-    if error.isolates is Isolate.NOTHING and error is not GoAwayError:
-        assert retry.isolates is Isolate.NOTHING
+    if error.isolates is errors.Isolate.NOTHING and error is not errors.GoAwayError:
+        assert retry.isolates is errors.Isolate.NOTHING
     if not retry.counts:
-        assert GoAwayError not in earlier
+        assert errors.GoAwayError not in earlier
 
 
 def test_the_same_rng_gives_the_same_decision():
-    first, again = (call(BrokerBusyError, rng=random.Random(7)) for _ in range(2))
+    first, again = (call(errors.BrokerBusyError, rng=random.Random(7)) for _ in range(2))
     assert first == again

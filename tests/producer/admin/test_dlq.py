@@ -23,11 +23,6 @@ TOPIC = DLQ_PREFIX + GROUP
 cluster = scripted_cluster(orders=4, **{TOPIC: 1})
 
 
-@pytest.fixture
-def admin(cluster: FakeCluster, closing: Callable[..., Admin]) -> Admin:
-    return closing(Admin(nameServer=cluster.name_server))
-
-
 def give_up(cluster, number, *, broker=0, **properties):
     """Store a dead letter as a broker does (AbstractSendMessageProcessor.consumerSendMsgBack)."""
     stored = {

@@ -17,8 +17,7 @@ def _send(engine, count):
     engine.drain()
 
 
-def test_each_message_is_found_on_its_broker_and_no_other(cluster, make_engine):
-    engine = make_engine()
+def test_each_message_is_found_on_its_broker_and_no_other(cluster, engine):
     _send(engine, 600)
     assert all(len(broker.store.messages("orders")) for broker in cluster.brokers)
     stored = StoredMessages(engine, since_ms=0)
@@ -27,9 +26,8 @@ def test_each_message_is_found_on_its_broker_and_no_other(cluster, make_engine):
     assert stored.find("orders", ["ID1", "none"], timed=True) == {"ID1"}
 
 
-def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
+def test_a_torn_message_is_not_a_stored_one(cluster, engine):
     """A torn message counts only if this or another broker also has it whole."""
-    engine = make_engine()
     for number in (0, 1, 0):
         send(engine, number)
     for number in (0, 1):
@@ -43,9 +41,8 @@ def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
     assert stored.torn.keys() == {"ID1"}
 
 
-def test_messages_of_a_topic_that_was_made_anew_are_not_stored(cluster, make_engine):
+def test_messages_of_a_topic_that_was_made_anew_are_not_stored(cluster, engine):
     """Brokers find them as long as their log has them (observed with 5.5.0)."""
-    engine = make_engine()
     _send(engine, 16)
     wanted = [f"ID{number}" for number in range(16)]
     for broker in cluster.brokers:
@@ -55,8 +52,7 @@ def test_messages_of_a_topic_that_was_made_anew_are_not_stored(cluster, make_eng
     assert StoredMessages(engine, since_ms=0).find("orders", wanted, timed=False) == {"ID0"}
 
 
-def test_failed_look_ups_are_asked_again(cluster, make_engine):
-    engine = make_engine()
+def test_failed_look_ups_are_asked_again(cluster, engine):
     _send(engine, 50)
     cluster.on(RequestCode.QUERY_MESSAGE, Answer(2, "busy"), times=5)
     cluster.on(RequestCode.QUERY_MESSAGE, CloseConnection(), times=1)

@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocket_sink import cli
-from rocket_sink.errors import (
-    BrokerBusyError,
-    BrokerError,
-    GoAwayError,
-    InvalidQueueError,
-    NoRouteError,
-    PermissionDeniedError,
-    RemoteProtocolError,
-    SendError,
-    TlsRefusedError,
-)
+from rocket_sink import cli, errors
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import dlq
@@ -41,29 +30,28 @@ from tests.clusters import read_topic
 from tests.memory import memory_below
 
 
-def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster: FakeCluster) -> None:
+def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster, admin):
     cluster.create_topic("t", 1, brokers=["broker-b"])
     with Producer(nameServer=cluster.name_server) as producer:
         sent = [producer.send(Message("t", b"%d" % n, keys=["k", f"k{n}"])) for n in range(2)]
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert admin.view("t", sent[1].offset_message_id).body == b"1"
-        assert [message.body for message in admin.query_by_key("t", "k")] == [b"0", b"1"]
-        assert [message.body for message in admin.query_by_key("t", "k0")] == [b"0"]
-        assert admin.query_by_key("t", "k1", max_messages=1)[0].queue_offset == 1
-        assert admin.query_by_key("t", "none") == []
-        flags, inner = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP, encode_inner(b"first", "")
-        batch = replace(cluster.messages("t")[0], body=inner + inner, sys_flag=flags)
-        stored = cluster.brokers[1].store.append(batch)
-        assert admin.view("t", stored.offset_message_id).body == b"first"
-        with pytest.raises(BrokerError, match="can not find message"):
-            admin.view("t", sent[1].offset_message_id[:-16] + f"{1 << 40:016X}")
-        with pytest.raises(RemoteProtocolError, match="is a client's id"):
-            admin.view("t", sent[1].message_id)
+    assert admin.view("t", sent[1].offset_message_id).body == b"1"
+    assert [message.body for message in admin.query_by_key("t", "k")] == [b"0", b"1"]
+    assert [message.body for message in admin.query_by_key("t", "k0")] == [b"0"]
+    assert admin.query_by_key("t", "k1", max_messages=1)[0].queue_offset == 1
+    assert admin.query_by_key("t", "none") == []
+    flags, inner = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP, encode_inner(b"first", "")
+    batch = replace(cluster.messages("t")[0], body=inner + inner, sys_flag=flags)
+    stored = cluster.brokers[1].store.append(batch)
+    assert admin.view("t", stored.offset_message_id).body == b"first"
+    with pytest.raises(errors.BrokerError, match="can not find message"):
+        admin.view("t", sent[1].offset_message_id[:-16] + f"{1 << 40:016X}")
+    with pytest.raises(errors.RemoteProtocolError, match="is a client's id"):
+        admin.view("t", sent[1].message_id)
     # The id names the address that the broker knows of itself.
     address = cluster.brokers[1].address
     elsewhere = cluster.brokers[0].address
     mapped = Admin(nameServer=cluster.name_server, addressMap=f"{address}={elsewhere}")
-    with mapped as admin, pytest.raises(BrokerError):
+    with mapped as admin, pytest.raises(errors.BrokerError):
         admin.view("t", sent[1].offset_message_id)
     assert cluster.brokers[0].requests[-1].code == RequestCode.VIEW_MESSAGE_BY_ID
 
@@ -84,28 +72,27 @@ def lagging(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (NoRouteError, True), (BrokerBusyError, True), (GoAwayError, True),
-        (TlsRefusedError, False), (InvalidQueueError, False), (PermissionDeniedError, False),
+        (errors.NoRouteError, True), (errors.BrokerBusyError, True), (errors.GoAwayError, True),
+        (errors.TlsRefusedError, False), (errors.InvalidQueueError, False),
+        (errors.PermissionDeniedError, False),
     ],
 )  # fmt: skip
-def test_who_is_away_may_come_back(error: type[SendError], expected: bool) -> None:
+def test_who_is_away_may_come_back(error: type[errors.SendError], expected: bool) -> None:
     assert is_away(error("no")) is expected
 
 
-def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: list[int]) -> None:
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert admin.await_dispatched("t")
+def test_it_waits_until_brokers_have_caught_up(cluster, admin, lagging):
+    assert admin.await_dispatched("t")
     assert lagging == [0]
 
 
-def test_steady_traffic_is_not_waited_for_without_end(cluster, lagging):
+def test_steady_traffic_is_not_waited_for_without_end(cluster, admin, lagging):
     lagging[:] = [1]
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert not admin.await_dispatched("t", timeout_s=0.1)
+    assert not admin.await_dispatched("t", timeout_s=0.1)
 
 
-def test_a_broker_in_its_first_second_is_asked_again(cluster, lagging, monkeypatch):
-    young = [BrokerError("java.util.NoSuchElementException")] * 2
+def test_a_broker_in_its_first_second_is_asked_again(cluster, admin, lagging, monkeypatch):
+    young = [errors.BrokerError("java.util.NoSuchElementException")] * 2
     runtime_info = Admin.runtime_info
 
     def first_refused(self: Admin, name: str, address: str) -> dict[str, str]:
@@ -114,18 +101,16 @@ def test_a_broker_in_its_first_second_is_asked_again(cluster, lagging, monkeypat
         return runtime_info(self, name, address)
 
     monkeypatch.setattr(Admin, "runtime_info", first_refused)
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert admin.await_dispatched("t")
+    assert admin.await_dispatched("t")
     assert not young
     assert lagging == [0]
 
 
-def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, monkeypatch):
+def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, admin, monkeypatch):
     cluster.create_topic("t", 1)
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert not admin.await_dispatched("t")
-        monkeypatch.setattr(Admin, "runtime_info", lambda *_: {"bootTimestamp": "1"})
-        assert admin.await_dispatched("t", timeout_s=1)
+    assert not admin.await_dispatched("t")
+    monkeypatch.setattr(Admin, "runtime_info", lambda *_: {"bootTimestamp": "1"})
+    assert admin.await_dispatched("t", timeout_s=1)
     assert list(read_topic(cluster.name_server, "t")) == []
     codes = [request.code for broker in cluster.brokers for request in broker.requests]
     assert RequestCode.PULL_MESSAGE not in codes, "an empty queue is not read"
@@ -134,7 +119,7 @@ def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, monkeypatch)
 def test_the_brokers_figures_are_texts() -> None:
     answer = Frame(0, {}, b'{"table":{"dispatchBehindBytes":"12","bootTimestamp":"1"}}')
     assert decode_runtime_info(answer)["dispatchBehindBytes"] == "12"
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(errors.RemoteProtocolError):
         decode_runtime_info(Frame(0, {}, b'{"table":{"dispatchBehindBytes":12}}'))
 
 
@@ -142,7 +127,7 @@ GBK = "订单".encode("gbk").decode("utf-8", "surrogateescape")
 """A property value as a C++ client with another encoding stores it."""
 
 
-def test_a_property_in_another_encoding_is_replaced_and_its_place_named(cluster, caplog):
+def test_a_property_in_another_encoding_is_replaced_and_its_place_named(cluster, admin, caplog):
     group = "%DLQ%billing"
     broker = cluster.brokers[0]
     for topic in ("orders", group):
@@ -157,27 +142,25 @@ def test_a_property_in_another_encoding_is_replaced_and_its_place_named(cluster,
         return [text.partition(" has properties")[0] for text in texts]
 
     place = f"the message at offset 1 of queue 0 of topic %s on {broker.name}"
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert [m.body for m in admin.read_topic("orders")] == [b"0", b"1", b"2"]
-        assert warnings() == [place % "orders"]
-        (copy,) = admin.query_by_unique_key("orders", "ID1")
-        assert (copy.body, set(copy.properties["TAGS"])) == (b"1", {"\ufffd"})
-        assert warnings() == [place % "orders"]
-        assert admin.query_by_unique_key("orders", "ID0")[0].properties["TAGS"] == "t"
-        assert len(list(dlq.read(admin, dlq.DlqQuery("billing")))) == 3
-        assert warnings() == [place % group]
+    assert [m.body for m in admin.read_topic("orders")] == [b"0", b"1", b"2"]
+    assert warnings() == [place % "orders"]
+    (copy,) = admin.query_by_unique_key("orders", "ID1")
+    assert (copy.body, set(copy.properties["TAGS"])) == (b"1", {"\ufffd"})
+    assert warnings() == [place % "orders"]
+    assert admin.query_by_unique_key("orders", "ID0")[0].properties["TAGS"] == "t"
+    assert len(list(dlq.read(admin, dlq.DlqQuery("billing")))) == 3
+    assert warnings() == [place % group]
 
 
-def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(cluster):
+def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(cluster, admin):
     cluster.create_topic("orders", perm=PermName.WRITE, brokers=["broker-b"])
-    with Admin(nameServer=cluster.name_server) as admin:
-        with pytest.raises(PermissionDeniedError, match="may not be read on broker-b") as caught:
-            admin.queues("orders")
-        assert "topic create orders --permission 'read and write' -n" in caught.value.text
-        assert len(admin.queues("orders", to_read=False)) == 8
+    with pytest.raises(errors.PermissionDeniedError, match="may not be read on broker-b") as caught:
+        admin.queues("orders")
+    assert "topic create orders --permission 'read and write' -n" in caught.value.text
+    assert len(admin.queues("orders", to_read=False)) == 8
 
 
-def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster: FakeCluster) -> None:
+def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster, admin):
     """Brokers refuse pulls from readQueueNums on, and sends go to all write queues."""
     name = cluster.brokers[0].name
     cluster.create_topic("orders", 8, brokers=[name], read_queues=4)
@@ -185,18 +168,17 @@ def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster: FakeClu
     for number in range(8):
         queue_id = number % 4
         store.append(StoredMessage("orders", b"%d" % number, queue_id=queue_id))
-    with Admin(nameServer=cluster.name_server) as admin:
-        assert len(list(admin.read_topic("orders"))) == admin.count("orders") == 8
-        store.append(StoredMessage("orders", b"unread", queue_id=5))
-        for read in (admin.queues, lambda topic: list(admin.read_topic(topic))):
-            with pytest.raises(PermissionDeniedError) as caught:
-                read("orders")
-            text = str(caught.value)
-            assert f"{name} has 8 write queues and 4 read queues" in text
-            assert "queue 5 has messages" in text and "--queues 8" in text
-        assert admin.count("orders") == 9
-        with pytest.raises(InvalidQueueError):
-            admin.pull(MessageQueue("orders", name, 5), 0)
+    assert len(list(admin.read_topic("orders"))) == admin.count("orders") == 8
+    store.append(StoredMessage("orders", b"unread", queue_id=5))
+    for read in (admin.queues, lambda topic: list(admin.read_topic(topic))):
+        with pytest.raises(errors.PermissionDeniedError) as caught:
+            read("orders")
+        text = str(caught.value)
+        assert f"{name} has 8 write queues and 4 read queues" in text
+        assert "queue 5 has messages" in text and "--queues 8" in text
+    assert admin.count("orders") == 9
+    with pytest.raises(errors.InvalidQueueError):
+        admin.pull(MessageQueue("orders", name, 5), 0)
 
 
 # Readers of brokers whose answers are much larger in memory than on the wire.
@@ -251,39 +233,36 @@ def test_tail(cluster: FakeCluster, topic: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == ""
 
 
-def test_a_query_beyond_the_limit_is_explained(cluster: FakeCluster, topic: str) -> None:
+def test_a_query_beyond_the_limit_is_explained(cluster, admin, topic):
     store(cluster, topic, ["same"] * COUNT)
-    with Admin(nameServer=cluster.name_server) as admin:
-        with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
-            admin.query_by_unique_key(topic, "same")
-        assert len(admin.query_by_unique_key(topic, "same", max_messages=5)) == 10
-        (found, _) = admin.query_by_unique_key(topic, "ID3")
-        assert found.body == BODY
-        with memory_below(3 * MIB):
-            (found, _) = admin.query_by_unique_key(topic, "ID3", bodies=False)
-        assert found.body == b""
+    with memory_below(90 * MIB), pytest.raises(errors.RemoteProtocolError, match="ask for fewer"):
+        admin.query_by_unique_key(topic, "same")
+    assert len(admin.query_by_unique_key(topic, "same", max_messages=5)) == 10
+    (found, _) = admin.query_by_unique_key(topic, "ID3")
+    assert found.body == BODY
+    with memory_below(3 * MIB):
+        (found, _) = admin.query_by_unique_key(topic, "ID3", bodies=False)
+    assert found.body == b""
 
 
-def test_look_ups_of_effectively_once(cluster: FakeCluster, topic: str, make_engine: Any) -> None:
-    engine = make_engine()
+def test_look_ups_of_effectively_once(cluster: FakeCluster, topic: str, engine: Any) -> None:
     ids = [f"ID{number}" for number in range(COUNT)]
     with memory_below(3 * MIB):
         assert StoredMessages(engine, since_ms=0).find(topic, ids, timed=False) == set(ids)
 
 
-def test_dead_letters(cluster: FakeCluster, topic: str, tmp_path: Path) -> None:
-    with Admin(nameServer=cluster.name_server) as admin:
-        with memory_below(80 * MIB):
-            assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
-        stored: Any = SimpleNamespace(status="SEND_OK")
-        resender = dlq.Resender(admin, lambda message: stored, to_topic=topic)
-        (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
-        with memory_below(3 * MIB):
-            resender.resend(letter)
-        assert resender.report.resent == 1
-        with memory_below(150 * MIB):
-            letters = dlq.read(admin, dlq.DlqQuery(GROUP))
-            assert dlq_export.to_file(letters, tmp_path / "letters.parquet") == 2 * COUNT
+def test_dead_letters(cluster: FakeCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+    with memory_below(80 * MIB):
+        assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
+    stored: Any = SimpleNamespace(status="SEND_OK")
+    resender = dlq.Resender(admin, lambda message: stored, to_topic=topic)
+    (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
+    with memory_below(3 * MIB):
+        resender.resend(letter)
+    assert resender.report.resent == 1
+    with memory_below(150 * MIB):
+        letters = dlq.read(admin, dlq.DlqQuery(GROUP))
+        assert dlq_export.to_file(letters, tmp_path / "letters.parquet") == 2 * COUNT
 
 
 def test_the_spark_reader(cluster: FakeCluster, topic: str) -> None:

@@ -10,17 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from rocket_sink import errors
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.cluster.conf import CLUSTER_NAME
 from rocket_sink.commands.check import look
-from rocket_sink.errors import (
-    AuthenticationError,
-    BrokerTooOldError,
-    ConfigurationError,
-    DeliveryError,
-    PermissionDeniedError,
-    SendError,
-)
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -81,7 +74,7 @@ def writer(guarded) -> dict[str, str]:
     options = {"nameServer": guarded.name_server, **WRITER.options()}
 
     def is_known() -> bool:
-        with contextlib.suppress(SendError), Producer(**options) as producer:
+        with contextlib.suppress(errors.SendError), Producer(**options) as producer:
             return bool(producer.send(Message("orders", b"known")))
         return False
 
@@ -92,7 +85,7 @@ def writer(guarded) -> dict[str, str]:
 def test_a_missing_right_is_no_wrong_password(guarded, writer):
     """A row of a closed topic must not end the write of the other rows."""
     with Producer(**writer) as producer:
-        with pytest.raises(PermissionDeniedError) as caught:
+        with pytest.raises(errors.PermissionDeniedError) as caught:
             producer.send(Message("closed", b"x"))
         assert not caught.value.fatal
         assert producer.send(Message("orders", b"goes on")).status == "SEND_OK"
@@ -105,11 +98,11 @@ def test_a_user_who_may_only_publish_learns_what_that_is_not_enough_for(guarded,
     once = options.with_(delivery="effectively_once", ledger="/unused")
     assert [check.state for check in look(once) if check.what.startswith("broker")] == ["fail"]
     check_rights(options)
-    with pytest.raises(ConfigurationError, match="Sub"):
+    with pytest.raises(errors.ConfigurationError, match="Sub"):
         check_rights(once)
     check_rights(once.with_(**KEYS.options()))
     engine = SendEngine(options)
-    with pytest.raises(DeliveryError, match="Sub"):
+    with pytest.raises(errors.DeliveryError, match="Sub"):
         StoredMessages(engine, since_ms=0).find("orders", ["ID"], timed=False)
     engine.close()
 
@@ -158,7 +151,7 @@ def test_timed_messages_go_to_new_brokers_only(guarded):
             assert producer.send(message).recall_handle
             return
         for send in (producer.send, producer.send_oneway):
-            with pytest.raises(BrokerTooOldError, match=r"4\.9\.7"):
+            with pytest.raises(errors.BrokerTooOldError, match=r"4\.9\.7"):
                 send(message)
     assert all(m.body != b"timed" for m in found(guarded))
 
@@ -173,7 +166,7 @@ def test_c58_c63_wrong_credentials_are_refused_at_the_first_attempt(guarded, str
     before, message = len(found(guarded)), Message("orders", b"stranger")
     with Producer(nameServer=guarded.name_server, **options) as producer:
         for send in (producer.send, lambda one: producer.send_async(one).result(20)):
-            with pytest.raises(AuthenticationError) as caught:
+            with pytest.raises(errors.AuthenticationError) as caught:
                 send(message)
             assert caught.value.attempts == 1
             assert caught.value.response_code == (1 if guarded.version.startswith("4.") else 16)

@@ -6,14 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocket_sink.errors import (
-    BrokerBusyError,
-    ClusterError,
-    MessageIllegalError,
-    RequesterGoneError,
-    SendError,
-    UnknownOutcomeError,
-)
+from rocket_sink import errors
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -90,7 +83,7 @@ def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path
     assert (total.acked, total.dead) == (5, 5)
     assert "message key is missing" in total.first_error
     with Producer(nameServer=real.name_server) as producer:
-        with pytest.raises(MessageIllegalError, match="Required message key is missing"):
+        with pytest.raises(errors.MessageIllegalError, match="Required message key is missing"):
             producer.send_batch([Message(topic, b"x")] * 3)
         producer.send_batch([Message(topic, b"batch-%d" % n, keys=f"b{n}") for n in range(3)])
     wanted = {b"row-1", b"row-3", b"row-5", b"row-7", b"row-9", b"batch-0", b"batch-1", b"batch-2"}
@@ -131,7 +124,7 @@ def test_c73_transactions_end_in_five_ways(real, topic):
     assert not checks[b"commit 0"] and not checks[b"rollback 1"]
     shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", results[0].transaction_id)
     assert results[0].transaction_id in shown
-    with pytest.raises(ClusterError):
+    with pytest.raises(errors.ClusterError):
         real.admin("queryMsgByUniqueKey", "-t", topic, "-i", results[1].transaction_id)
 
 
@@ -145,7 +138,7 @@ def test_recall_takes_a_message_back_and_leaves_the_other(real, topic):
         until(lambda: bodies(real, topic)[b"left"], 30.0)
         time.sleep(1.5)  # The other message's time has passed as well.
         assert bodies(real, topic) == {b"left": 1}
-        with pytest.raises(SendError):
+        with pytest.raises(errors.SendError):
             producer.recall(topic, kept.recall_handle)
 
 
@@ -182,7 +175,7 @@ def test_a_request_gets_its_reply_through_another_broker(real, topic):
         reply = asking.result(30)
         until(lambda: asker.late_replies == 1)
         asker.close()
-        with pytest.raises(RequesterGoneError):
+        with pytest.raises(errors.RequesterGoneError):
             replier.reply(asked, b"nobody asks any more")
         assert not replier.isolations()
     assert (reply.body, reply.properties["x"]) == (b"pong", "1")
@@ -229,9 +222,9 @@ def test_faults_before_real_brokers(real, topic):
         proxy = proxies.of(next(b.address for b in real.brokers if b.name == queue.broker_name))
         producer.send(Message(topic, b"good"), queue=queue)
         proxy.on_send(Answer(2, "busy"))
-        with pytest.raises(BrokerBusyError):
+        with pytest.raises(errors.BrokerBusyError):
             producer.send(Message(topic, b"refused by the proxy"), queue=queue)
         proxy.on_send(CutAnswer(20))
-        with pytest.raises(UnknownOutcomeError):
+        with pytest.raises(errors.UnknownOutcomeError):
             producer.send(Message(topic, b"stored all the same"), queue=queue)
     assert bodies(real, topic) == {b"good": 1, b"stored all the same": 1}

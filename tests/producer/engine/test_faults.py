@@ -84,9 +84,8 @@ def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make
     assert took_s < broker.suspect_after_s(0.0)
 
 
-def test_a_short_pause_doubles_nothing(cluster, make_engine):
+def test_a_short_pause_doubles_nothing(cluster, engine):
     """A pause of 300 ms, like a garbage collection, raises suspicion but gives up no request."""
-    engine = make_engine()
     assert not send(engine).maybe_duplicate, "the machine was too slow before the pause"
     submit(engine, 20)
     cluster.brokers[0].freeze()
@@ -221,9 +220,8 @@ def test_every_place_in_the_window_is_given_back(cluster, make_engine):
     assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
 
 
-def test_strict_order_has_one_request_in_flight_per_queue(cluster, make_engine):
+def test_strict_order_has_one_request_in_flight_per_queue(cluster, engine):
     cluster.on_send(Delay(5), times=None)
-    engine = make_engine()
     engine.publish_info("orders")
     queues = [MessageQueue("orders", b.name, q) for b in cluster.brokers for q in range(2)]
     most = 0
@@ -291,8 +289,7 @@ def test_ordered_requests_time_out_behind_a_stuck_one(cluster, make_engine, monk
     assert outcomes == {0: Outcome.UNKNOWN, 1: Outcome.NOT_SENT, 2: Outcome.NOT_SENT}
 
 
-def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
-    engine = make_engine()
+def test_peers_requests_are_answered_with_code_3(cluster, engine):
     send(engine)
     for broker in cluster.brokers:
         broker.send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
@@ -333,9 +330,8 @@ def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine)
     cluster.brokers[0].thaw()
 
 
-def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_engine):
+def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, engine):
     """The call fails and can be repeated; no thread waits without limit."""
-    engine = make_engine()
     broker = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", broker.name, 0))
     errors = []

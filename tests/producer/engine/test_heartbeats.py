@@ -168,8 +168,7 @@ def test_two_processes_of_one_address_and_number_make_other_ids():
     assert first.class_hash != other.class_hash
 
 
-def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, make_engine):
-    engine = make_engine()
+def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, engine):
     cluster.on(RequestCode.HEART_BEAT, Drop(), times=None)
     send(engine)
     drive_until(engine, lambda: cluster.requests(RequestCode.HEART_BEAT))

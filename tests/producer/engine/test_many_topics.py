@@ -17,8 +17,7 @@ def few(monkeypatch):
         monkeypatch.setattr(module, "TOPICS_MAX", MOST)
 
 
-def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
-    engine = make_engine()
+def test_topics_are_forgotten_and_looked_up_again(cluster, engine, few):
     for number in range(5 * MOST):
         cluster.create_topic(f"topic-{number}", 2)
         for topic in (f"topic-{number}", "orders"):
@@ -32,16 +31,14 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
     assert engine.routes.addresses() == {broker.name: broker.address for broker in cluster.brokers}
 
 
-def test_a_topic_that_is_being_looked_up_is_not_forgotten(cluster, make_engine, few):
-    engine = make_engine()
+def test_a_topic_that_is_being_looked_up_is_not_forgotten(cluster, engine, few):
     for number in range(2 * MOST):
         engine.routes.get(f"topic-{number}", engine.clock())
     assert all(engine.routes.fetching(f"topic-{number}") for number in range(2 * MOST))
 
 
-def test_the_topic_in_use_stays(cluster, make_engine, few):
+def test_the_topic_in_use_stays(cluster, engine, few):
     """The route of the topic in use is the newest, because it is asked for again and again."""
-    engine = make_engine()
     engine.publish_info("orders")
     for number in range(MOST - 1):
         cluster.create_topic(f"topic-{number}", 2)

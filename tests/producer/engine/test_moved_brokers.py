@@ -190,10 +190,9 @@ def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_en
         assert isinstance(send(engine).error, SendError)
 
 
-def test_the_newest_route_says_where_a_broker_is(cluster, make_engine):
+def test_the_newest_route_says_where_a_broker_is(cluster, engine):
     """The route of another topic is read again only when that topic is used."""
     cluster.create_topic("pays", 4)
-    engine = make_engine()
     for topic in ("orders", "pays"):
         engine.publish_info(topic)
     _move(cluster)

@@ -45,8 +45,7 @@ def test_a_batch_sends_what_has_keys_and_refuses_what_has_none(cluster, make_pro
     assert bodies(cluster, "keyed") == [b"1", b"3", b"5"]
 
 
-def test_a_batch_of_one_message_is_refused_as_the_message_is(cluster, make_producer):
-    producer = make_producer()
+def test_a_batch_of_one_message_is_refused_as_the_message_is(cluster, producer):
     for send in (producer.send, lambda one: producer.send_batch([one])):
         with pytest.raises(MessageIllegalError, match="key") as refused:
             send(Message("keyed", b"x"))
@@ -78,8 +77,7 @@ def test_rows_without_keys_are_dead_letters_of_the_kind_data(cluster, tmp_path, 
     assert "cleanup.policy=COMPACTION" in total.first_error
 
 
-def test_a_topic_without_a_policy_is_asked_for_once_and_gets_batches(cluster, make_producer):
-    producer = make_producer()
+def test_a_topic_without_a_policy_is_asked_for_once_and_gets_batches(cluster, producer):
     for _ in range(40):
         producer.send_batch([Message("orders", b"x")] * 3)
     assert asked(cluster) == 2, "each broker once"
@@ -97,10 +95,9 @@ def test_batches_that_wait_for_the_answer_ask_once(cluster, make_producer):
     assert asked(cluster) == 2 and len(cluster.messages("orders")) == 120
 
 
-def test_a_topic_that_is_made_anew_is_noticed(cluster, make_producer, monkeypatch):
+def test_a_topic_that_is_made_anew_is_noticed(cluster, producer, monkeypatch):
     """A policy cannot be changed, so whoever wants another one deletes the topic."""
     monkeypatch.setattr(questions, "AGE_S", 0.0)
-    producer = make_producer()
     for _ in range(16):
         producer.send_batch([Message("orders", b"x")] * 2)
     assert all(broker.store.messages("orders") for broker in cluster.brokers)
@@ -136,13 +133,12 @@ def test_a_busy_broker_is_asked_again(cluster, make_producer):
     ],
 )
 def test_a_broker_that_may_not_tell_gets_the_batch_and_a_proxy_one_warning(
-    cluster, make_producer, caplog, answer, version, warns
+    cluster, producer, caplog, answer, version, warns
 ):
     for broker in cluster.brokers:
         broker.version = version
         broker.on(RequestCode.GET_TOPIC_CONFIG, answer, times=None)
     cluster.create_topic("bills")
-    producer = make_producer()
     with caplog.at_level(logging.WARNING, "rocket_sink"):
         for _ in range(6):
             for topic in ("orders", "bills"):
@@ -175,10 +171,7 @@ def test_a_question_has_its_own_time_and_costs_neither_an_attempt_nor_an_isolati
     assert producer.isolations() == []
 
 
-def test_a_broker_that_cannot_be_asked_is_avoided_as_one_that_cannot_be_sent_to(
-    cluster, make_producer
-):
-    producer = make_producer()
+def test_a_broker_that_cannot_be_asked_is_avoided_as_one_that_cannot_be_sent_to(cluster, producer):
     producer.fetch_publish_message_queues("orders")
     gone = cluster.brokers[0]
     gone.kill()
