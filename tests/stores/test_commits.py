@@ -102,6 +102,17 @@ def test_a_commit_whose_answer_is_lost_is_in_once(
     assert sum(rows_in(server, place).values()) == 2 * ROWS
 
 
+def test_a_try_whose_answer_is_lost_was_a_commit(server: S3Server, folder: LedgerPath) -> None:
+    """Otherwise Spark's Delta, which is for one driver there, would commit meanwhile."""
+    server.lose_answers(1)
+    with server.counted() as asked:
+        delta_rs.try_commit(folder)
+    assert [status for _, _, status in asked.commits] == ["500", "412"]
+    server.fail(True, "403 Forbidden")
+    with pytest.raises(LedgerError, match="delta-rs cannot commit to it"):
+        delta_rs.try_commit(folder)
+
+
 def test_a_transaction_is_taken_once(server: S3Server, place: LedgerPath) -> None:
     table = delta_rs.open_table(place)
     assert table is not None
