@@ -247,7 +247,10 @@ def test_open_transactions_are_listed(committer, ledger, command):
     names = ("-n", "127.0.0.1:1") if "settle" in command else ()
     done = run(f"transactions {command}", ledger, *names)
     shown = (0, 4, 5) if "settle" in command else (0, 4)
-    assert done.out.count("1,000") == len(shown) and "query" in done.out
+    assert done.out.count("1,000") == len(shown)
+    assert done.out.split()[-1] == "t", "topics come last"
+    heads = "at query id epoch halves "
+    assert heads in " ".join(done.out.split())
     said = "3 transactions of 3,000 messages are open; nothing committed"
     *_, last = done.err.splitlines()
     assert last == said if "settle" in command else last.startswith("half messages of attempts")
