@@ -133,8 +133,7 @@ def test_a_foreign_foreach_query_runs_beside_a_sink(
     rate = spark.readStream.format("rate").load()
     writer = rate.writeStream.foreach(print).option("checkpointLocation", str(tmp_path / "c"))
     query = writer.trigger(continuous="100 milliseconds").start()
-    until(
-        lambda: list((tmp_path / "c" / "commits").glob("[0-9]*")) or not query.isActive, 120, 0.05
-    )
-    assert query.isActive, query.exception()
+    commits = tmp_path / "c" / "commits"
+    until(lambda: [*commits.glob("[0-9]*")] or not query.isActive, 120, 0.05)
+    assert [*commits.glob("[0-9]*")], query.exception()
     query.stop()
