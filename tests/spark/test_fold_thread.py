@@ -98,8 +98,8 @@ def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: Fold
     ("read", "handed", "is_again", "row"),
     [
         (5, 5, False, (5, 5, None)), (9, 5, True, (9, 5, 5)), (9, -1, True, (9, None, 9)),
-        (9, -1, False, (9, None, None)), (0, 3, False, (0, 3, None)), (5, 0, False, (5, 0, None)), (0, 0, True, None),
-        (0, -1, True, None),
+        (9, -1, False, (9, None, None)), (0, 3, False, (0, 3, None)), (5, 0, False, (5, 0, None)),
+        (0, 0, True, None), (0, -1, True, None),
     ],
 )  # fmt: skip
 def test_what_a_confirmation_tells(
