@@ -24,7 +24,7 @@ def scripted_cluster(brokers: Any = 2, *, scope: Any = "function", **queues: int
     """Return a fixture, a scripted cluster; `queues` has the number of queues by topic."""
 
     @pytest.fixture(scope=scope)
-    def cluster() -> Iterator[FakeCluster]:
+    def cluster():
         with FakeCluster(brokers=brokers) as fake:
             for topic, count in queues.items():
                 fake.create_topic(topic, count)

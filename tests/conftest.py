@@ -14,7 +14,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -164,7 +164,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(autouse=True)
-def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_health(tmp_path_factory, monkeypatch):
     """Give each test broker health and routes of its own.
 
     Both are shared by name server, and a test may get the port of an earlier test's name server.
@@ -175,7 +175,7 @@ def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def closing(request: pytest.FixtureRequest) -> Callable[..., Any]:
+def closing(request):
     """Return a function that returns its first argument, and closes it at the test's end.
 
     `close` gets the other arguments. What was made last is closed first.
@@ -189,19 +189,19 @@ def closing(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def own_log() -> None:
+def own_log():
     """Let each test log its own records: a limit per kind may be used up by an earlier test."""
     log._GUARD._reset()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_clusters() -> Iterator[None]:
+def quick_clusters():
     with quick_brokers():
         yield
 
 
 @pytest.fixture(scope="session")
-def local_cluster() -> Iterator[LocalCluster]:
+def local_cluster():
     """Yield the two real brokers of a worker process; tests that need both alive call `repair`."""
     for running in two_brokers(**TRANSACTIONS):
         _LOCAL.append(running)
@@ -210,7 +210,7 @@ def local_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Any:
+def spark():
     """Return the one session of a run: a JVM keeps the jars of its first session."""
     from rocket_sink.spark.session import build_session
 

@@ -19,7 +19,7 @@ FAULTS = {
 
 
 @pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def groups(monkeypatch):
     """Return the sizes of the groups that are begun."""
     sizes: list[int] = []
     begin = GroupAttempt.__init__

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 pytest_plugins = "pytester"
 
 _FAILS = """
@@ -24,7 +22,7 @@ def test_it(cluster):
 """
 
 
-def test_a_failure_shows_and_keeps_the_logs_of_its_cluster(pytester: pytest.Pytester) -> None:
+def test_a_failure_shows_and_keeps_the_logs_of_its_cluster(pytester):
     log = Path(pytester.mkdir("home"), "broker-a", "rocketmq.log")
     log.parent.mkdir()
     log.write_text("".join(f"line {number}\n" for number in range(60)))

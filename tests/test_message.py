@@ -44,7 +44,7 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"wait_store": None}, "INVALID_FIELD"),
     ],
 )  # fmt: skip
-def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str) -> None:
+def test_an_illegal_message_cannot_be_made(changes, code):
     with pytest.raises(MessageError) as caught:
         Message(**{"topic": "t", "body": b"x", **changes})  # type: ignore[arg-type]
     assert caught.value.code == code
@@ -57,9 +57,7 @@ def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str
         ({"sharding_key": ""}, None), ({"delay_level": 19}, "0..18"), ({"flag": 2**31}, "32-bit"),
     ],
 )  # fmt: skip
-def test_the_error_names_the_message_and_the_limit(
-    changes: dict[str, object], limit: str | None
-) -> None:
+def test_the_error_names_the_message_and_the_limit(changes, limit):
     with pytest.raises(MessageError, match=limit) as caught:
         Message(**{"topic": "orders", "body": b"12345", "keys": ["k1"], **changes})  # type: ignore[arg-type]
     error = pickle.loads(pickle.dumps(caught.value))
@@ -75,13 +73,13 @@ def test_the_error_names_the_message_and_the_limit(
         {"properties": {"a": 1}}, {"delay_level": "3"}, {"delay_ms": "x"}, {"flag": None},
     ],
 )  # fmt: skip
-def test_a_wrong_type_is_a_message_error_too(wrong: dict[str, object]) -> None:
+def test_a_wrong_type_is_a_message_error_too(wrong):
     with pytest.raises(MessageError) as caught:
         Message(**{"topic": "t", "body": b"x", "keys": ["k"], **wrong})  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(caught.value)).code == caught.value.code
 
 
-def test_legal_extremes_pass() -> None:
+def test_legal_extremes_pass():
     message = Message(
         "t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"}, flag=-(2**31),
         wait_store=False, delay_level=18,
@@ -92,7 +90,7 @@ def test_legal_extremes_pass() -> None:
     assert pickle.loads(pickle.dumps(message)) == message
 
 
-def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is() -> None:
+def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is():
     plain = Message("t", b"b")
     explicit = Message(
         "t", b"b", tags="", keys=(), sharding_key=None, properties={}, delay_level=0,
@@ -109,7 +107,7 @@ def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is() -> 
     assert Message("t", b"b") == explicit
 
 
-def test_properties_cannot_be_changed_from_outside() -> None:
+def test_properties_cannot_be_changed_from_outside():
     properties = {"a": "b"}
     message = Message("t", b"x", properties=properties)
     properties["TAGS"] = "x"
@@ -118,7 +116,7 @@ def test_properties_cannot_be_changed_from_outside() -> None:
         message.properties["a"] = "c"  # type: ignore[index]
 
 
-def test_all_of_javas_reserved_names_are_reserved() -> None:
+def test_all_of_javas_reserved_names_are_reserved():
     for name in ("KEYS", "TAGS", "DELAY", "WAIT", "__CRC32#", "TIMER_DELIVER_MS", "__SHARDINGKEY"):
         assert name in RESERVED_PROPERTIES
     assert len(RESERVED_PROPERTIES) >= 54
@@ -132,7 +130,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_survives_pickling_with_its_facts(kind: type[RocketSinkError]) -> None:
+def test_every_error_survives_pickling_with_its_facts(kind):
     error = kind("what happened", code="SPECIAL", broker_name="broker-a", response_code=17)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
@@ -148,12 +146,12 @@ def test_every_error_survives_pickling_with_its_facts(kind: type[RocketSinkError
         ("avoids_broker", "BrokerTooOld RequesterGone"),
     ],
 )  # fmt: skip
-def test_what_an_error_asks_of_the_next_attempt(fact: str, names: str) -> None:
+def test_what_an_error_asks_of_the_next_attempt(fact, names):
     """docs/reference/errors.md does not list these facts."""
     kinds = {kind.__name__.removesuffix("Error") for kind in ERRORS if getattr(kind, fact, False)}
     assert kinds == {*names.split()}
 
 
-def test_response_codes_belong_to_one_error_each() -> None:
+def test_response_codes_belong_to_one_error_each():
     codes = [code for kind in ERRORS for code in kind.__dict__.get("response_codes", ())]
     assert len(codes) == len(set(codes))

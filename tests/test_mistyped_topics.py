@@ -1,6 +1,5 @@
 """A topic that does not exist: each way to send warns before brokers create it."""
 
-from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Answer, Drop, FakeCluster
-from rocket_sink.testing.script import Behaviour
 from rocket_sink.wire.codes import RequestCode
 
 
@@ -48,9 +46,7 @@ def by_command(servers: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("send", [by_send, by_send_async, by_column, by_workers, by_command])
-def test_a_mistyped_topic_is_a_warning(
-    caplog: pytest.LogCaptureFixture, send: Callable[[str, str], None]
-) -> None:
+def test_a_mistyped_topic_is_a_warning(caplog, send):
     with FakeCluster(brokers=1) as cluster:
         for topic in ("orders", "TBW102"):
             cluster.create_topic(topic, queues=1)
@@ -62,9 +58,7 @@ def test_a_mistyped_topic_is_a_warning(
 
 
 @pytest.mark.parametrize("behaviour", [Drop(), Answer(16, "not allowed")])
-def test_no_send_waits_for_the_list_of_topics(
-    caplog: pytest.LogCaptureFixture, behaviour: Behaviour
-) -> None:
+def test_no_send_waits_for_the_list_of_topics(caplog, behaviour):
     code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
     with FakeCluster(brokers=1) as cluster:
         cluster.on_name_server(code, behaviour, times=None)

@@ -1,7 +1,7 @@
 """The mistakes that `python -m tools.mutants` plants, and its choice of lines."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -36,15 +36,13 @@ from tools.mutant_places import Source
         ("try: f()\nexcept Exception: pass", "widened_exception", []),
     ],
 )  # fmt: skip
-def test_mistakes(text: str, operator: str, expected: Sequence[str]) -> None:
+def test_mistakes(text, operator, expected):
     source = Source(text)
     places = [place for place in source.places if place.operator == operator]
     assert [source.changed(place, other) for place in places for other in place.others] == expected
 
 
-def test_only_changed_lines_are_drawn_and_no_equivalent_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changed_lines_are_drawn_and_no_equivalent_ones(tmp_path, monkeypatch):
     """The seed alone decides on the draw."""
     repository(tmp_path, {"rocket_sink/wire/x.py": "a = 1\nb = 2\n"}, monkeypatch)
     (tmp_path / "rocket_sink/wire/x.py").write_text("a = 1\nb = 3\nc = 5\n")
@@ -92,7 +90,7 @@ except mutants.NotCollectedError as error:
 """
 
 
-def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts(tmp_path, monkeypatch):
     """After a change, a file of tests has to run again if it ran a line beside the change. A file
     that cannot be imported is an error."""
     files = {"rocket_sink/__init__.py": "", "rocket_sink/x.py": SOURCE, "tests/test_x.py": TEST}

@@ -1,9 +1,6 @@
 """The option table: spelling, parsing, ranges, secrets, digests."""
 
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,22 +14,22 @@ from rocket_sink.producer.admin.admin import Admin
 @pytest.mark.parametrize(
     "spelling", ["nameServer", "name_server", "NAMESERVER", "name.srv.addr", "rocketmq.nameServer"]
 )
-def test_any_spelling_finds_the_option(spelling: str) -> None:
+def test_any_spelling_finds_the_option(spelling):
     assert SinkOptions.parse({spelling: "a:1;b:2"}).name_servers == ("a:1", "b:2")
 
 
-def test_every_default_passes_its_own_checks() -> None:
+def test_every_default_passes_its_own_checks():
     for option in OPTIONS:
         if option.default is not None:
             assert option.parse(option.default) == option.default, option.name
 
 
-def test_every_number_has_a_lower_bound() -> None:
+def test_every_number_has_a_lower_bound():
     numbers = [option for option in OPTIONS if type(option.default) in (int, float)]
     assert len(numbers) > 20 and all(option.low is not None for option in numbers)
 
 
-def test_names_are_unique_in_every_spelling() -> None:
+def test_names_are_unique_in_every_spelling():
     spelled = [find_option(option.name).name for option in OPTIONS]
     assert len(set(spelled)) == len(OPTIONS)
 
@@ -86,7 +83,7 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"ledgerRetention": "send=-1d"}, ["ledgerRetention", "durations"]),
     ],
 )
-def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:
+def test_an_illegal_option_is_explained(given, words):
     with pytest.raises(OptionError) as caught:
         SinkOptions.parse(given)
     for word in words:
@@ -101,7 +98,7 @@ def test_an_illegal_option_is_explained(given: dict[str, object], words: list[st
         ("1.1h", 3_960_000), ("1.001s", 1001), ("1e3", 1000),
     ],
 )  # fmt: skip
-def test_durations_take_units(text: object, milliseconds: int) -> None:
+def test_durations_take_units(text, milliseconds):
     assert SinkOptions.parse(producerCacheTimeout=text).producer_cache_timeout_ms == milliseconds
 
 
@@ -110,14 +107,12 @@ def test_durations_take_units(text: object, milliseconds: int) -> None:
     [("auto", "none", "TBW102", 4), ("auto", "strict", "", 4), ("", "none", "", 4),
      ("mine:8", "strict", "mine", 8), ("auto:2", "none", "TBW102", 2)],
 )  # fmt: skip
-def test_a_topic_is_made_like_its_template(
-    text: str, ordering: str, template: str, queues: int
-) -> None:
+def test_a_topic_is_made_like_its_template(text, ordering, template, queues):
     options = SinkOptions.parse(createTopic=text, ordering=ordering)
     assert (options.template_topic, options.default_topic_queue_nums) == (template, queues)
 
 
-def test_an_empty_text_is_an_empty_list() -> None:
+def test_an_empty_text_is_an_empty_list():
     parsed = SinkOptions.parse(retryResponseCodes=" ", columns="")
     assert (parsed.retry_response_codes, parsed.columns) == ((), ())
 
@@ -127,11 +122,11 @@ def test_an_empty_text_is_an_empty_list() -> None:
     [("4MiB", 2**22), ("1k", 1024), ("1MB", 10**6), ("12b", 12), (5000, 5000), ("3m", 3 * 2**20),
      ("2kb", 2000), ("1KiB", 1024)],
 )  # fmt: skip
-def test_sizes_take_units(text: object, size: int) -> None:
+def test_sizes_take_units(text, size):
     assert SinkOptions.parse(maxMessageSize=text).max_message_size_bytes == size
 
 
-def test_a_secret_is_not_printed_and_digests_differ() -> None:
+def test_a_secret_is_not_printed_and_digests_differ():
     first = SinkOptions.parse(accessKey="ann", secretKey="canary-1")
     two = SinkOptions.parse(accessKey="ann", secretKey="canary-2")
     assert "canary" not in f"{first!r} {first} {first.secret_key!s} {first.given()} {first.digest}"
@@ -140,7 +135,7 @@ def test_a_secret_is_not_printed_and_digests_differ() -> None:
     assert first.secret_key == Secret("canary-1") != two.secret_key
 
 
-def test_a_refused_secret_is_not_repeated() -> None:
+def test_a_refused_secret_is_not_repeated():
     with pytest.raises(OptionError) as caught:
         SinkOptions.parse(useTLS="perhaps")
     assert "perhaps" in str(caught.value)
@@ -165,13 +160,13 @@ def test_a_refused_secret_is_not_repeated() -> None:
         ("allowSystemTopics", 0, "false"),
     ],
 )
-def test_other_spellings_of_values(name: str, value: object, shown: str) -> None:
+def test_other_spellings_of_values(name, value, shown):
     spec = find_option(name)
     parsed = getattr(SinkOptions.parse({name: value}), spec.attribute)
     assert spec.shown(parsed) == shown and spec.parse(spec.shown(parsed)) == parsed
 
 
-def test_with_changes_only_what_is_named() -> None:
+def test_with_changes_only_what_is_named():
     base = SinkOptions.parse(nameServer="a:1", ordering="strict")
     assert base.with_(sendMsgTimeout="5s").send_msg_timeout_ms == 5000
     assert base.with_(sendMsgTimeout="5s").ordering == "strict"
@@ -184,7 +179,7 @@ def test_with_changes_only_what_is_named() -> None:
         ("http://a:1/;b", "'a:1;b:9876'"), ("mq.example.com", "'mq.example.com:9876'"),
     ],
 )  # fmt: skip
-def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, meant: str) -> None:
+def test_a_name_server_of_another_form_is_said_with_the_right_form(text, meant):
     with pytest.raises(OptionError, match=rf"HOST:PORT.*did you mean {meant}\?") as caught:
         _ = SinkOptions.parse(nameServer=text).name_servers
     assert caught.value.facts["option"] == "nameServer"
@@ -192,9 +187,7 @@ def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, me
 
 
 @pytest.mark.parametrize("make", [Producer, TableProducer, RocketSink, Admin])
-def test_a_client_without_a_name_server_takes_that_of_the_environment(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_without_a_name_server_takes_that_of_the_environment(make, monkeypatch):
     def name_servers(*options: SinkOptions, **more: str) -> tuple[str, ...]:
         client = make(*options, **more)
         if make is not RocketSink:
@@ -210,7 +203,7 @@ def test_a_client_without_a_name_server_takes_that_of_the_environment(
         name_servers()
 
 
-def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret() -> None:
+def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret():
     options = SinkOptions.parse(
         {"nameServer": "a:1", "topic": "<b>", "accessKey": "user", "secretKey": "hidden-9"}
     )
@@ -222,9 +215,7 @@ def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret() -> None:
 
 
 @pytest.mark.parametrize("around", ["", " ", "\n", "\ufeff", "\r\n\t"])
-def test_secrets_by_reference_have_nothing_around_them(
-    around: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_by_reference_have_nothing_around_them(around, tmp_path, monkeypatch):
     text = f"{around}pass word{around}"
     monkeypatch.setenv("THE_SECRET", text)
     (tmp_path / "se:cret").write_text(text, "utf-8")
@@ -237,7 +228,7 @@ def test_secrets_by_reference_have_nothing_around_them(
 
 
 @pytest.mark.parametrize("client", [Producer, TableProducer, Admin])
-def test_an_address_is_no_options(client: type) -> None:
+def test_an_address_is_no_options(client):
     with pytest.raises(OptionError, match=r'a str is no SinkOptions.*nameServer="HOST:9876"'):
         client("127.0.0.1:9876")
 
@@ -250,6 +241,6 @@ def test_an_address_is_no_options(client: type) -> None:
         ("hold", "best_effort", "/l", True),
     ],
 )  # fmt: skip
-def test_who_holds_pending_keys(setting: str, ordering: str, ledger: str, holds: bool) -> None:
+def test_who_holds_pending_keys(setting, ordering, ledger, holds):
     options = SinkOptions.parse(onPendingKey=setting, ordering=ordering, ledger=ledger)
     assert options.holds_pending_keys is holds

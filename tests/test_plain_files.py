@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from rocket_sink.plain_files import check_plain, plain_files
 
 
 @pytest.fixture(autouse=True)
-def no_descriptor_stays_open() -> Iterator[None]:
+def no_descriptor_stays_open():
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Iterator[Path]:
+def stranger(tmp_path):
     """A folder of another owner; no test may change it."""
     folder = tmp_path / "stranger"
     (folder / "0").mkdir(parents=True)
@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path):
     """The folder itself may be behind a link, as `/tmp` is on macOS."""
     (tmp_path / "real").mkdir()
     (tmp_path / "ledger").symlink_to(tmp_path / "real")
@@ -61,9 +61,7 @@ CALLS: dict[str, Callable[[Any, str], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_no_call_goes_through_a_link(
-    stranger: Path, root: str, call: Callable[[Any, str], object]
-) -> None:
+def test_no_call_goes_through_a_link(stranger, root, call):
     Path(root, "q").symlink_to(stranger)
     Path(root, "own").write_bytes(b"own")
     with pytest.raises(PermissionError, match="is a link or no plain file"):
@@ -71,13 +69,13 @@ def test_no_call_goes_through_a_link(
 
 
 @pytest.mark.parametrize("path", ["../stranger/0/f.arrow", "a/../../stranger/0/f.arrow", "./a", ""])
-def test_a_path_that_leads_elsewhere_is_refused(stranger: Path, root: str, path: str) -> None:
+def test_a_path_that_leads_elsewhere_is_refused(stranger, root, path):
     for name in (f"{root}/{path}", str(stranger / "0" / "f.arrow")):
         with pytest.raises(PermissionError, match="is not below the folder"):
             plain_files(root).open_input_file(name)
 
 
-def test_a_link_in_a_files_place_is_not_opened(stranger: Path, root: str) -> None:
+def test_a_link_in_a_files_place_is_not_opened(stranger, root):
     Path(root, "f").symlink_to(stranger / "0" / "f.arrow")
     files = plain_files(root)
     assert files.get_file_info(f"{root}/f").type is fs.FileType.Unknown
@@ -88,13 +86,13 @@ def test_a_link_in_a_files_place_is_not_opened(stranger: Path, root: str) -> Non
     assert not os.path.lexists(f"{root}/f")
 
 
-def test_a_pipe_makes_nobody_wait(root: str) -> None:
+def test_a_pipe_makes_nobody_wait(root):
     os.mkfifo(f"{root}/_last_checkpoint")
     with pytest.raises(PermissionError, match="no plain file"):
         plain_files(root).open_input_stream(f"{root}/_last_checkpoint")
 
 
-def test_links_in_a_circle_are_listed_once(root: str) -> None:
+def test_links_in_a_circle_are_listed_once(root):
     """Two links to `.` made a list of 2^40 paths."""
     Path(root, "_spool/q-x/0").mkdir(parents=True)
     Path(root, "_spool/q-x/0/f.arrow").touch()
@@ -108,7 +106,7 @@ def test_links_in_a_circle_are_listed_once(root: str) -> None:
     assert sorted(names) == ["a", "b", "q-x", "q-x/0", "q-x/0/f.arrow"]
 
 
-def test_a_folder_without_end_is_listed_to_a_depth(root: str) -> None:
+def test_a_folder_without_end_is_listed_to_a_depth(root):
     Path(root, "/".join(["d"] * 100)).mkdir(parents=True)
     selector = fs.FileSelector(root, recursive=True)
     assert len(plain_files(root).get_file_info(selector)) < 10
@@ -116,7 +114,7 @@ def test_a_folder_without_end_is_listed_to_a_depth(root: str) -> None:
         check_plain(root, "d")
 
 
-def test_a_folder_goes_without_what_its_links_show(stranger: Path, root: str) -> None:
+def test_a_folder_goes_without_what_its_links_show(stranger, root):
     Path(root, "tasks/7").mkdir(parents=True)
     Path(root, "tasks/7/note.json").touch()
     Path(root, "tasks/link").symlink_to(stranger)
@@ -124,7 +122,7 @@ def test_a_folder_goes_without_what_its_links_show(stranger: Path, root: str) ->
     assert not Path(root, "tasks").exists()
 
 
-def test_what_is_there_is_not_written_over(root: str) -> None:
+def test_what_is_there_is_not_written_over(root):
     files = plain_files(root)
     with files.open_output_stream(f"{root}/a") as out:
         out.write(b"first")
@@ -133,9 +131,7 @@ def test_what_is_there_is_not_written_over(root: str) -> None:
     assert files.open_input_file(f"{root}/a").read() == b"first"
 
 
-def test_a_file_is_on_disk_before_it_has_its_name(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_disk_before_it_has_its_name(root, monkeypatch):
     """The folder is synced last, because only then the new name is durable."""
     calls: list[str] = []
 
@@ -160,7 +156,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770, 0o777])
-def test_what_is_made_has_the_mode_of_the_folder(root: str, mode: int) -> None:
+def test_what_is_made_has_the_mode_of_the_folder(root, mode):
     before = os.umask(0o077)
     try:
         if os.getuid() == 0:
@@ -182,7 +178,7 @@ def test_what_is_made_has_the_mode_of_the_folder(root: str, mode: int) -> None:
     assert file.mtime_ns == Path(root, "a/b/c").stat().st_mtime_ns
 
 
-def test_a_folder_is_made_below_folders_that_are_there(root: str) -> None:
+def test_a_folder_is_made_below_folders_that_are_there(root):
     files = plain_files(root)
     with pytest.raises(FileNotFoundError):
         files.create_dir(f"{root}/kind=send/sub", recursive=False)
@@ -195,7 +191,7 @@ def test_a_folder_is_made_below_folders_that_are_there(root: str) -> None:
         files.create_dir(f"{root}/link", recursive=False)
 
 
-def test_folders_are_said_to_be_missing(root: str) -> None:
+def test_folders_are_said_to_be_missing(root):
     files = plain_files(root)
     assert files.get_file_info(f"{root}/no/file").type is fs.FileType.NotFound
     assert files.get_file_info(fs.FileSelector(f"{root}/no", allow_not_found=True)) == []
@@ -205,7 +201,7 @@ def test_folders_are_said_to_be_missing(root: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "link to a file", "pipe"])
-def test_other_readers_get_plain_files_only(stranger: Path, root: str, what: str) -> None:
+def test_other_readers_get_plain_files_only(stranger, root, what):
     Path(root, "kind=epoch").mkdir()
     Path(root, "kind=epoch/part.parquet").touch()
     check_plain(root, "kind=epoch", "kind=send")

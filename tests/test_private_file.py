@@ -53,9 +53,7 @@ def lock_path(home: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("attack", ["symlink", "link to nothing", "hard link", "pipe", "folder"])
-def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(
-    tmp_path: Path, user: str, attack: str
-) -> None:
+def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(tmp_path, user, attack):
     name, take = USERS[user]
     precious, nothing = tmp_path / "precious", tmp_path / "nothing"
     precious.write_text(TEXT)
@@ -77,7 +75,7 @@ def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_lock_file_keeps_its_text_and_has_mode_0600(tmp_path: Path, user: str) -> None:
+def test_a_lock_file_keeps_its_text_and_has_mode_0600(tmp_path, user):
     """A reader of a lock file could lock it for ever, so an existing file's mode is mended too."""
     name, take = USERS[user]
     path = lock_path(tmp_path, name)
@@ -90,7 +88,7 @@ def test_a_lock_file_keeps_its_text_and_has_mode_0600(tmp_path: Path, user: str)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of others")
-def test_another_users_lock_is_refused(tmp_path: Path) -> None:
+def test_another_users_lock_is_refused(tmp_path):
     path = tmp_path / "lock"
     path.touch(mode=0o666)
     os.chown(path, 12345, 12345)
@@ -108,7 +106,7 @@ def test_another_users_lock_is_refused(tmp_path: Path) -> None:
         FileLock(path).acquire(0)
 
 
-def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_is_refused(tmp_path):
     (tmp_path / "target").mkdir()
     check_folder(tmp_path / "_notes")
     (tmp_path / "_notes").symlink_to(tmp_path / "target")
@@ -119,7 +117,7 @@ def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "target").iterdir())
 
 
-def test_a_world_writable_home_is_refused(tmp_path: Path) -> None:
+def test_a_world_writable_home_is_refused(tmp_path):
     tmp_path.chmod(0o1777)
     with pytest.raises(ClusterError, match="chmod o-w"):
         detached.up(tmp_path)
@@ -137,7 +135,7 @@ HOLDER = """
 """
 
 
-def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> None:
+def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path):
     path = tmp_path / ".lock"
     code = "\n".join(line.strip() for line in HOLDER.splitlines())
     holder = subprocess.Popen(
@@ -168,7 +166,7 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> 
     assert len(texts) == 1
 
 
-def test_the_kernel_sees_the_lock(tmp_path: Path) -> None:
+def test_the_kernel_sees_the_lock(tmp_path):
     (tmp_path / "lock").write_text(f"{this_process()}999\n")  # an earlier holder
     lock = FileLock(tmp_path / "lock")
     assert lock.acquire(0)

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ except KeyError:
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv"
 )
-def test_what_needs_no_spark_works_without_a_name_and_a_home(tmp_path: Path) -> None:
+def test_what_needs_no_spark_works_without_a_name_and_a_home(tmp_path):
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o777)
     without = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "SPARK_LOCAL_DIRS")

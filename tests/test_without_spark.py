@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from importlib.metadata import requires
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
@@ -29,7 +28,7 @@ def run_without_spark(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_producers_and_commands_work_without_spark(tmp_path: Path) -> None:
+def test_producers_and_commands_work_without_spark(tmp_path):
     ledger = night(tmp_path / "ledger")
     out = run_without_spark(
         """
@@ -71,7 +70,7 @@ def test_producers_and_commands_work_without_spark(tmp_path: Path) -> None:
     assert "four" in out
 
 
-def test_an_installation_leaves_the_spark_of_a_platform_alone() -> None:
+def test_an_installation_leaves_the_spark_of_a_platform_alone():
     wanted = [Requirement(text) for text in requires("rocket-sink") or ()]
     core = {requirement.name for requirement in wanted if requirement.marker is None}
     assert "pyarrow" in core
@@ -82,9 +81,7 @@ def test_an_installation_leaves_the_spark_of_a_platform_alone() -> None:
     ("package", "version"),
     [("pyspark", "4.0.0"), ("pyspark", "4.2.1"), ("pyspark", "4.3.0"), ("pyspark-client", "4.2.0")],
 )
-def test_pip_would_change_no_package_of_a_platform(
-    tmp_path: Path, package: str, version: str
-) -> None:
+def test_pip_would_change_no_package_of_a_platform(tmp_path, package, version):
     """Pip has no index here: whatever it wanted to change, it could not, and would fail."""
     core = [text for text in requires("rocket-sink") or () if "extra ==" not in text]
     name = package.replace("-", "_")
@@ -113,7 +110,7 @@ SPARK_NAMES = ("RocketSink", "build_session", "register")
 
 
 @pytest.mark.parametrize("name", SPARK_NAMES)
-def test_a_spark_lane_without_spark_names_the_command_to_type(name: str) -> None:
+def test_a_spark_lane_without_spark_names_the_command_to_type(name):
     assert name in rocket_sink.__all__
     out = run_without_spark(
         f"""
@@ -129,7 +126,7 @@ def test_a_spark_lane_without_spark_names_the_command_to_type(name: str) -> None
     )
 
 
-def test_a_command_that_needs_spark_ends_in_one_line_without_it(tmp_path: Path) -> None:
+def test_a_command_that_needs_spark_ends_in_one_line_without_it(tmp_path):
     (tmp_path / "rows.json").write_text('{"a": "b"}\n')
     out = run_without_spark(
         """
@@ -150,7 +147,7 @@ def test_a_command_that_needs_spark_ends_in_one_line_without_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("package", ["numpy", "pyarrow"])
-def test_a_missing_package_of_the_core_is_named(package: str) -> None:
+def test_a_missing_package_of_the_core_is_named(package):
     out = run_without_spark(
         """
         sys.modules[sys.argv[1]] = None

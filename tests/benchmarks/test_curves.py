@@ -20,11 +20,11 @@ def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("values", "expected"), [([2, 2, 2], 1), ([1, 4, 2], 4), ([0, 1], math.inf), ([5], 1)]
 )
-def test_flatness_is_largest_by_smallest(values: list[float], expected: float) -> None:
+def test_flatness_is_largest_by_smallest(values, expected):
     assert flatness(values) == expected
 
 
-def test_a_flat_curve_looks_flat_and_a_growing_one_grows() -> None:
+def test_a_flat_curve_looks_flat_and_a_growing_one_grows():
     assert sparkline([7, 7, 7]) == "███"
     grown = sparkline([1, 2, 4, 8])
     assert list(grown) == sorted(grown)
@@ -32,7 +32,7 @@ def test_a_flat_curve_looks_flat_and_a_growing_one_grows() -> None:
     assert sparkline([0, 0]) == "▁▁"
 
 
-def test_points_are_parted_into_curves() -> None:
+def test_points_are_parted_into_curves():
     curves = curves_of([*points("a", [1, 2]), *points("b", [3])])
     assert {name: [p["cpu"] for p in some] for name, some in curves.items()} == {
         "a": [1, 2], "b": [3]
@@ -44,11 +44,11 @@ def test_points_are_parted_into_curves() -> None:
     ("values", "expected"),
     [([4, 2, 1], 1), ([2, 1, 3], 3), ([1, 2, 1], 2), ([3, 0], math.inf), ([5], 1)],
 )
-def test_growth_is_a_later_value_by_an_earlier_one(values: list[float], expected: float) -> None:
+def test_growth_is_a_later_value_by_an_earlier_one(values, expected):
     assert growth(values) == expected
 
 
-def test_a_curve_that_grows_is_named_with_its_measure() -> None:
+def test_a_curve_that_grows_is_named_with_its_measure():
     assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
     (growth_text,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
     assert "CPU over keys" in growth_text
@@ -59,7 +59,7 @@ def test_a_curve_that_grows_is_named_with_its_measure() -> None:
     assert "memory over rows" in next(not_flat(growing))
 
 
-def test_a_drawing_is_well_formed_and_higher_values_stand_higher() -> None:
+def test_a_drawing_is_well_formed_and_higher_values_stand_higher():
     root = ElementTree.fromstring(svg("keys <&> brokers", points("a", [1.0, 4.0, 2.0])))
     first = next(node for node in root.iter() if node.tag.endswith("polyline"))
     heights = [float(pair.split(",")[1]) for pair in first.attrib["points"].split()]

@@ -1,6 +1,5 @@
 """Schedules, the read-back, and which promise is broken when."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from benchmarks.faults import (
 )
 
 
-def test_the_full_schedule_is_ten_seconds_of_thirty_two() -> None:
+def test_the_full_schedule_is_ten_seconds_of_thirty_two():
     schedule = Schedule.of(FREEZE, 32)
     assert (schedule.at_s, schedule.length_s, schedule.total_s) == (6, 10, 32)
     assert Schedule.of(KILL, 16).length_s == 5
@@ -42,9 +41,7 @@ class Recorder:
         ([False, True], KILL, ["kill"]),
     ],
 )
-def test_a_fault_that_is_stopped_leaves_no_frozen_broker(
-    waits: list[bool], kind: str, calls: list[str]
-) -> None:
+def test_a_fault_that_is_stopped_leaves_no_frozen_broker(waits, kind, calls):
     """Each wait tells whether the run was stopped in it."""
     broker: Any = Recorder()
     stopped = iter(waits)
@@ -52,13 +49,13 @@ def test_a_fault_that_is_stopped_leaves_no_frozen_broker(
     assert broker.calls == calls
 
 
-def test_the_read_back_counts_lost_doubled_and_announced() -> None:
+def test_the_read_back_counts_lost_doubled_and_announced():
     stored = {1: 1, 2: 2, 3: 2, 9: 1}
     counts = read_back({1, 2, 3, 4}, {3}, stored)
     assert counts == {"lost": 1, "doubled": 2, "unannounced": 1}
 
 
-def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_numbers_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "numbers"
     path.write_text("acked 1\nacked 2\nannounced 2\nacked -5\n")
     assert read_numbers(path) == ({1, 2, -5}, {2})
@@ -82,7 +79,7 @@ def record(**changes: Any) -> dict[str, Any]:
         ({"lost": 1, "ours": False}, []),
     ],
 )
-def test_broken_promises(changes: dict[str, Any], words: list[str]) -> None:
+def test_broken_promises(changes, words):
     promises = broken_promises([record(**changes)])
     assert len(promises) == len(words)
     assert all(word in line for word, line in zip(words, promises, strict=True))

@@ -12,7 +12,7 @@ def figures(case: str, per_s: float, *, client: float = 1.0, **more: Any) -> Fig
     return Figures(case, 1000, 1000 / per_s, per_s, client=client, **more)
 
 
-def test_the_median_is_taken_of_each_figure_by_itself() -> None:
+def test_the_median_is_taken_of_each_figure_by_itself():
     runs = [figures("a", 10, client=5), figures("b", 1), figures("a", 90, client=1),
             figures("a", 20, client=99)]  # fmt: skip
     first, second = medians(runs)
@@ -20,20 +20,20 @@ def test_the_median_is_taken_of_each_figure_by_itself() -> None:
     assert second.case == "b"
 
 
-def test_the_median_of_unmeasured_memory_is_none() -> None:
+def test_the_median_of_unmeasured_memory_is_none():
     (one,) = medians([figures("a", 10, peak_mb=None), figures("a", 20, peak_mb=None)])
     assert one.peak_mb is None
     (two,) = medians([figures("a", 10, failed=0), figures("a", 20, failed=3)])
     assert isinstance(two.failed, int)
 
 
-def test_ratios_are_only_of_cases_that_both_have_run() -> None:
+def test_ratios_are_only_of_cases_that_both_have_run():
     cases = [Case("a", "g", ("twin", "absent")), Case("twin", "g")]
     pairs = ratios(cases, [figures("a", 50, client=2, jvm=1), figures("twin", 100, client=1)])
     assert pairs == [Ratio("a", "twin", SPEED, 0.5), Ratio("a", "twin", CPU, 3.0)]
 
 
-def test_ratios_are_of_cases_of_the_same_round() -> None:
+def test_ratios_are_of_cases_of_the_same_round():
     """The machine has half its speed in the second round, and slows down within the third."""
     cases = [Case("a", "g", ("twin",)), Case("twin", "g")]
     speeds = ((60, 100), (30, 50), (60, 33))
@@ -52,21 +52,19 @@ def test_ratios_are_of_cases_of_the_same_round() -> None:
         (CPU, 1.0, 1.05, False), (CPU, 1.0, 1.15, True), (CPU, 1.0, 0.3, False),
     ],
 )  # fmt: skip
-def test_worse_is_less_speed_or_more_cpu(
-    what: str, before: float, now: float, regress: bool
-) -> None:
+def test_worse_is_less_speed_or_more_cpu(what, before, now, regress):
     comparison = compare([Ratio("a", "b", what, before)], [Ratio("a", "b", what, now)], 0.1)
     assert comparison.regressed is regress
     assert comparison.changes[0].regress is regress
 
 
-def test_a_ratio_that_is_gone_is_named_and_a_new_one_is_no_regress() -> None:
+def test_a_ratio_that_is_gone_is_named_and_a_new_one_is_no_regress():
     old, new = Ratio("a", "b", SPEED, 1.0), Ratio("c", "d", SPEED, 0.1)
     comparison = compare([old], [new], 0.1)
     assert comparison.missing == (old.name,)
     assert not comparison.regressed
 
 
-def test_figures_survive_json_and_fields_of_later_versions() -> None:
+def test_figures_survive_json_and_fields_of_later_versions():
     case = figures("a", 10, peak_mb=3.0)
     assert Figures.from_dict({**case.as_dict(), "of_tomorrow": 1}) == case

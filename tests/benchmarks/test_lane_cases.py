@@ -21,7 +21,7 @@ def asked(**changes: object) -> Arguments:
     return Arguments(**values)  # type: ignore[arg-type]
 
 
-def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way() -> None:
+def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way():
     assert tuple(lane.name for lane in LANES if lane.sends) == SENDING == benchmark_arguments.LANES
     for lane in LANES:
         assert (lane.writer is None) != (lane.run is None)
@@ -31,7 +31,7 @@ def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way() -> None:
             assert (twin.writer is None) == (lane.writer is None)
 
 
-def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
+def test_a_case_stands_behind_a_twin_with_the_same_rows():
     cases = lane_cases(["foreach"], ["none", "strict"], [1000, -1], [100, 256])
     by_name = {lane_case.case.name: lane_case.case for lane_case in cases}
     assert len(by_name) == len(cases) == 2 * (3 + 3)
@@ -44,7 +44,7 @@ def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
             assert (lane_case.case.keys == 0) == (lane_case.case.ordering == "none")
 
 
-def test_a_running_cluster_gets_the_lanes_and_refuses_cases_with_brokers_of_their_own() -> None:
+def test_a_running_cluster_gets_the_lanes_and_refuses_cases_with_brokers_of_their_own():
     plan = asked(name_server="10.0.0.1:9876", topic="t", lanes=("write",), ceiling=True).plan()
     assert (plan.name_server, plan.topic, plan.lanes) == ("10.0.0.1:9876", "t", ("write",))
     for case in ("full", "peers", "singles", "kafka", "faults", "scale", "latency", "readers"):
@@ -52,14 +52,14 @@ def test_a_running_cluster_gets_the_lanes_and_refuses_cases_with_brokers_of_thei
             asked(name_server="10.0.0.1:9876", **{case: True})
 
 
-def test_without_a_ledger_is_compared_with_the_one_that_has_it() -> None:
+def test_without_a_ledger_is_compared_with_the_one_that_has_it():
     cases = lane_cases(["write"], ["none"], [1000], [256], without_ledger=True)
     assert [lane_case.ledger for lane_case in cases] == [True, True, False]
     assert cases[-1].case.against == (cases[-2].case.name,)
 
 
 @pytest.mark.parametrize("body_bytes", [20, 100, 256, 1024, 16 * 1024, 4_000_000])
-def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) -> None:
+def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes):
     cases = [*peer_cases(body_bytes, frozenset({"Java"})), java_batches(body_bytes)]
     batches = [case for case in cases if case.arguments["mode"] == "batch"]
     assert {case.who for case in batches} == {"ours", "Java"}
@@ -70,7 +70,7 @@ def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) ->
     assert cases[-1].case.name == java_batches_title(body_bytes) in names
 
 
-def test_full_is_all_of_it_and_nothing_is_a_part() -> None:
+def test_full_is_all_of_it_and_nothing_is_a_part():
     full = asked(full=True).plan()
     # The matrix has seven lanes by three kinds of order by four sizes, the twins of five lanes, and
     # two cases per size that do nothing.
@@ -81,7 +81,7 @@ def test_full_is_all_of_it_and_nothing_is_a_part() -> None:
     assert {case.case.ordering for case in small.lane_cases()} == {"none"}
 
 
-def test_large_bodies_get_fewer_rows() -> None:
+def test_large_bodies_get_fewer_rows():
     plan = asked(full=True).plan()
     assert plan.load(256).rows == 1_000_000
     assert plan.load(16384).rows * 16384 <= plan.most_bytes
@@ -93,16 +93,16 @@ def test_large_bodies_get_fewer_rows() -> None:
      ({"peers": True}, True),
      ({"faults": True, "lanes": ("foreach",)}, True)],
 )  # fmt: skip
-def test_faults_and_scaling_only_measure_no_cases(changes: dict, cases: bool) -> None:
+def test_faults_and_scaling_only_measure_no_cases(changes, cases):
     assert asked(**changes).wants_cases is cases
 
 
-def test_peers_only_need_no_spark() -> None:
+def test_peers_only_need_no_spark():
     assert not asked(peers=True).plan().spark
     assert asked(kafka=True).plan().spark
 
 
-def test_scaling_goes_by_tens_from_the_rows_that_are_given() -> None:
+def test_scaling_goes_by_tens_from_the_rows_that_are_given():
     scaling = asked(scale=True).scaling()
     assert scaling.row_counts == (1_000_000, 2_000_000, 5_000_000, 10_000_000)
     assert scaling.key_counts == (1000, 10_000, 100_000, 1_000_000)
@@ -110,7 +110,7 @@ def test_scaling_goes_by_tens_from_the_rows_that_are_given() -> None:
 
 
 @pytest.mark.parametrize("peers", [False, True])
-def test_single_messages_stand_beside_their_twins_and_java(peers: bool) -> None:
+def test_single_messages_stand_beside_their_twins_and_java(peers):
     plan = asked(singles=True, peers=peers).plan()
     assert plan.singles and plan.spark and not plan.lanes and not plan.ceiling
     others = frozenset({"Java"})
@@ -130,7 +130,7 @@ def test_single_messages_stand_beside_their_twins_and_java(peers: bool) -> None:
         assert "gRPC" in str(case.case.against) or set(case.case.against) <= set(names)
 
 
-def test_small_epochs_are_one_file_each() -> None:
+def test_small_epochs_are_one_file_each():
     plan = asked(singles=True).plan()
     [small] = {plan.single_load(case) for case in plan.single_cases() if case.kind.epoch_rows}
     assert small.file_rows == 200 and small.rows % 200 == 0

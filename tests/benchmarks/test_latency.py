@@ -1,7 +1,6 @@
 """Latencies of single rows, without Spark: shares, the ledger's commits, tables."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,17 +20,17 @@ MACHINE = dict.fromkeys(("cores", "processor", "memory_gb", "python", "java", "p
                          "rocketmq", "at"), "?")  # fmt: skip
 
 
-def test_shares_are_values_that_were_measured() -> None:
+def test_shares_are_values_that_were_measured():
     assert shares([float(n) for n in range(100, 0, -1)]) == {"p50": 50, "p95": 95, "p99": 99}
     assert shares([7.0]) == {"p50": 7, "p95": 7, "p99": 7}
 
 
-def test_rows_of_both_paces() -> None:
+def test_rows_of_both_paces():
     assert (Rows.of(1000).epochs, Rows.of(1000).steady) == (3, 1000)
     assert (Rows.of(1_000_000).epochs, Rows.of(1_000_000).steady) == (50, 20_000)
 
 
-def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path: Path) -> None:
+def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path):
     log = tmp_path / "_delta_log"
     log.mkdir()
 
@@ -52,7 +51,7 @@ def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path: 
     assert list(commits_of(tmp_path)) == [(101, 2), (103, 5)]
 
 
-def test_they_are_in_file_and_tables(tmp_path: Path) -> None:
+def test_they_are_in_file_and_tables(tmp_path):
     results = Results(MACHINE, {}, latency=[RECORD])
     results.write(tmp_path / "results.json")
     again = read_results(tmp_path / "results.json")

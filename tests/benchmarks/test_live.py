@@ -9,7 +9,6 @@ import pytest
 from benchmarks.log_room import LogRoom
 from benchmarks.stored import StoredCount
 from rocket_sink import TableProducer
-from rocket_sink.cluster import LocalCluster
 from tests.clusters import two_brokers
 from tests.python import run_python
 
@@ -20,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 cluster = pytest.fixture(two_brokers, scope="module")
 
 
-def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
+def test_a_lane_beside_its_twin(tmp_path):
     out = tmp_path / "figures.json"
     options = "--rows 2000 --repeat 1 --lane source-batch --ordering strict --keys 10"
     done = run_python("-m", "benchmarks", *options.split(), "--out", out, timeout_s=800)
@@ -36,9 +35,7 @@ def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
     assert lane in done.stdout
 
 
-def test_a_running_cluster_is_measured_and_keeps_the_messages(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_running_cluster_is_measured_and_keeps_the_messages(cluster, tmp_path):
     cluster.create_topic("measured")
     count, out = StoredCount(cluster.name_server, "measured"), tmp_path / "figures.json"
     count.start()
@@ -50,7 +47,7 @@ def test_a_running_cluster_is_measured_and_keeps_the_messages(
     assert count.check(2000, "the lane") > 0, "warm-ups stay in the topic, too"
 
 
-def test_single_rows_at_both_paces(tmp_path: Path) -> None:
+def test_single_rows_at_both_paces(tmp_path):
     out = tmp_path / "figures.json"
     run_python("-m", "benchmarks", "--latency", "--rows", "1000", "--out", out, timeout_s=800)
     latencies = json.loads(out.read_text())["latency"]
@@ -64,7 +61,7 @@ def test_single_rows_at_both_paces(tmp_path: Path) -> None:
         assert stored["p50"] <= ledger["p50"] <= ledger["p95"] <= ledger["p99"]
 
 
-def test_full_log_files_go_between_runs_and_no_message_with_them(cluster: LocalCluster) -> None:
+def test_full_log_files_go_between_runs_and_no_message_with_them(cluster):
     """Remove full log files of 64 MB between runs; files that brokers still write stay."""
     cluster.create_topic("room")
     count, room = StoredCount(cluster.name_server, "room"), LogRoom(cluster, most_bytes=180 << 20)

@@ -4,7 +4,6 @@ import io
 import json
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,35 +62,35 @@ def shown(made: Results) -> str:
     return console.file.getvalue()
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "r.json"
     results().write(path)
     assert read_results(path) == results()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cases": []}', '{"cases": [{"no": 1}]}'])
-def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_another_file_is_refused(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="no results file"):
         read_results(path)
 
 
-def test_tables_show_what_was_measured_and_what_was_not() -> None:
+def test_tables_show_what_was_measured_and_what_was_not():
     text = shown(results())
     for words in ("lane-nothing", "0.50", "1.75", "+1.50", "Kafka: absent; no network",
                   "frozen 10 s", "1.10", "Over rows", "NOT FLAT"):  # fmt: skip
         assert words in text, words
 
 
-def test_the_page_loads_nothing_and_has_the_curves() -> None:
+def test_the_page_loads_nothing_and_has_the_curves():
     text = page(results())
     assert text.count("<svg") == 1
     assert "lane-nothing" in text
     assert not [word for word in ("src=", "<link", "<script", "@import") if word in text]
 
 
-def test_the_page_takes_figures_between_its_markers() -> None:
+def test_the_page_takes_figures_between_its_markers():
     before = PAGE.read_text()
     assert before.count(START_MARK) == before.count(END_MARK) == 1
     once = with_figures(before, [results()])
@@ -103,13 +102,13 @@ def test_the_page_takes_figures_between_its_markers() -> None:
         with_figures("no markers", [results()])
 
 
-def test_the_tables_of_the_page_are_those_of_the_stored_runs() -> None:
+def test_the_tables_of_the_page_are_those_of_the_stored_runs():
     text, runs = PAGE.read_text(), [*map(read_results, FILES)]
     assert with_figures(text, runs) == text
     assert CHART.read_text() == chart(runs[0])
 
 
-def test_the_readme_has_the_stored_figures_of_the_lanes() -> None:
+def test_the_readme_has_the_stored_figures_of_the_lanes():
     source, *others = [*lane_figures(read_results(FILES[0]))][:4]
     for name, between in (("README.md", " and "), ("README.zh.md", "、")):
         text = (PAGE.parents[1] / name).read_text()
@@ -117,7 +116,7 @@ def test_the_readme_has_the_stored_figures_of_the_lanes() -> None:
         assert all(f"{lane.rate:.2f}{between}{lane.cpu:.2f}" in text for lane in others)
 
 
-def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
+def test_what_is_absent_is_named_with_the_module_that_is_missing():
     from benchmarks.run import reason_of
 
     text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
@@ -137,7 +136,7 @@ class Twice:
         return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
 
 
-def test_each_run_is_reported_with_the_planned_number() -> None:
+def test_each_run_is_reported_with_the_planned_number():
     results, progress = Results(MACHINE, {}), list[str]()
     results.on_added = lambda: progress.append(results.progress)
     made_room: list[int] = []
@@ -164,7 +163,7 @@ class Failing(Twice):
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
+def test_a_case_that_fails_is_named_and_the_others_go_on(warm):
     results, messages = Results(MACHINE, {}), list[str]()
     bad = Failing("bad", warm=warm)
     subjects = [Twice("one"), bad, Twice("two")]
@@ -179,7 +178,7 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
     assert "Not measured: bad." in with_figures(MARKS, [results])
 
 
-def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
+def test_three_cases_that_fail_in_a_row_end_the_run():
     """If the brokers are gone, for example, each of 172 cases would wait for them."""
     results = Results(MACHINE, {})
     bad = [Failing(name, warm=True) for name in "abcdef"]
@@ -189,7 +188,7 @@ def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
     assert list(results.failed) == list("abcde")
 
 
-def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
+def test_a_signal_that_an_error_hides_is_no_failure_of_a_case():
     class Interrupted(Twice):
         def run(self) -> Figures:
             try:
@@ -207,7 +206,7 @@ class TestCommand:
     """The command's file, output and exit code, with the measuring left out."""
 
     @pytest.fixture(autouse=True)
-    def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out(self, tmp_path, monkeypatch):
         self.path, self.before = tmp_path / "out.json", tmp_path / "before.json"
         results().write(self.before)
         self.now, self.planned = results(), 2
@@ -236,7 +235,7 @@ class TestCommand:
     def stop(self, made: Results) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    def test_the_file_is_written_after_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_file_is_written_after_each_case(self, capsys):
         assert self.run() == 0
         assert self.in_file == [1, 2]
         assert "done: 1 of 2 runs" in capsys.readouterr().err
@@ -245,9 +244,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
     )
-    def test_a_signal_closes_all_and_keeps_the_file(
-        self, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_signal_closes_all_and_keeps_the_file(self, number, code, capsys):
         before = signal.getsignal(number)
         self.then, self.planned = lambda made: signal.raise_signal(number), 3
         assert self.run() == code
@@ -258,9 +255,7 @@ class TestCommand:
         assert "lane-nothing" in output.out
         assert signal.getsignal(number) == before
 
-    def test_what_is_there_is_shown_although_cases_are_missing(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_is_there_is_shown_although_cases_are_missing(self, capsys):
         self.now.runs, self.then = self.now.runs[:1], self.stop
         html = self.path.with_suffix(".html")
         assert self.run("--html", str(html)) == 143
@@ -268,7 +263,7 @@ class TestCommand:
         assert "not finished: 1 of 2 runs" in html.read_text()
         with_figures(MARKS, [read_results(self.path)])
 
-    def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
+    def test_a_second_sigterm_does_not_disturb_the_closing(self):
         went_on = []
 
         def twice(made: Results) -> None:
@@ -282,7 +277,7 @@ class TestCommand:
         assert self.run() == 143
         assert went_on
 
-    def test_what_fails_while_closing_does_not_hide_the_signal(self) -> None:
+    def test_what_fails_while_closing_does_not_hide_the_signal(self):
         def stop(made: Results) -> None:
             try:
                 self.stop(made)
@@ -292,44 +287,42 @@ class TestCommand:
         self.then = stop
         assert self.run() == 143
 
-    def test_a_stopped_run_is_compared_with_nothing(self) -> None:
+    def test_a_stopped_run_is_compared_with_nothing(self):
         self.then, self.now = self.stop, results(speed=40.0)
         assert self.compared() == 143
 
     def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+        self, tmp_path, capsys
+    ):
         self.path = tmp_path / "nowhere" / "out.json"
         assert self.run() == 1
         assert "nowhere" in capsys.readouterr().err
         assert not self.closed
 
-    def test_no_change_is_well(self) -> None:
+    def test_no_change_is_well(self):
         assert self.compared() == 0
 
-    def test_a_case_that_failed_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_case_that_failed_exits_1(self, capsys):
         self.then = lambda made: made.failed.update(lane="it does not add up")
         assert self.compared() == 1
         assert "lane failed: it does not add up" in capsys.readouterr().err
 
-    def test_a_slower_ratio_exits_1_unless_tolerated(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_slower_ratio_exits_1_unless_tolerated(self, capsys):
         self.now = results(speed=40.0)
         assert self.compared() == 1
         assert "REGRESS" in capsys.readouterr().out
         assert self.compared("--tolerance", "0.5") == 0
 
-    def test_nothing_in_common_is_no_success(self) -> None:
+    def test_nothing_in_common_is_no_success(self):
         self.now.cases = self.now.cases[:1]
         assert self.compared() == 1
 
-    def test_json_stays_one_document(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_stays_one_document(self, capsys):
         assert self.compared("--json") == 0
         printed: Any = json.loads(capsys.readouterr().out)
         assert len(printed["comparison"]["changes"]) == 2
 
-    def test_a_run_that_fails_keeps_what_it_has(self) -> None:
+    def test_a_run_that_fails_keeps_what_it_has(self):
         def fail(made: Results) -> None:
             raise ConfigurationError("no more")
 
@@ -337,14 +330,14 @@ class TestCommand:
         assert self.compared() == 1
         assert read_results(self.path).runs == self.now.runs
 
-    def test_a_broken_promise_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_broken_promise_exits_1(self, capsys):
         self.now.faults[0]["lost"] = 3
         assert self.compared() == 1
         assert "3 acknowledged messages are lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", FILES[:3], ids=str)
-def test_stored_baselines_can_be_compared_with(path: Path) -> None:
+def test_stored_baselines_can_be_compared_with(path):
     stored = read_results(path)
     assert stored.is_complete
     assert stored.ratios

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,14 +24,14 @@ from benchmarks.sender.tally import Tally
 from benchmarks.stub.server import StubServers
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
 
 cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture(autouse=True)
-def go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def go_on(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
 
 
@@ -46,9 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], name_server: str, **arguments: Any) 
 
 
 @pytest.mark.parametrize("mode", ["sync", "hash", "async", "autobatch", "batch"])
-def test_each_mode_sends_every_number_once(
-    mode: str, cluster: FakeCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_each_mode_sends_every_number_once(mode, cluster, capsys, tmp_path):
     path = tmp_path / "numbers"
     figures = run(
         capsys, cluster.name_server, mode=mode, messages=50, warmup=7, batch=20, threads=2,
@@ -61,22 +58,17 @@ def test_each_mode_sends_every_number_once(
     assert read_numbers(path) == (set(range(50)), set())
 
 
-def test_the_floor_of_asynchronous_sends_sends_nothing(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_floor_of_asynchronous_sends_sends_nothing(cluster, capsys):
     figures = run(capsys, cluster.name_server, mode="nothing", messages=50, warmup=7, inflight=9)
     assert (figures["ok"], figures["failed"]) == (50, 0) and cluster.messages("t") == []
 
 
-def test_arrow_sends_batches(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrow_sends_batches(cluster, capsys):
     assert run(capsys, cluster.name_server, mode="arrow", messages=500, warmup=10)["ok"] == 500
     assert len(cluster.messages("t")) == 510
 
 
-def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(cluster, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "benchmarks.sender.arrow.TemporaryDirectory",
         lambda prefix: contextlib.nullcontext(str(tmp_path)),
@@ -86,24 +78,20 @@ def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(
     assert len(list(tmp_path.glob("_spool/*/*/*.arrow"))) == 1
 
 
-def test_replay_sends_a_refused_request_again(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_sends_a_refused_request_again(cluster, capsys):
     cluster.brokers[0].on_send(Answer(2, "busy"), times=2)
     figures = run(capsys, cluster.name_server, mode="replay", messages=9000)
     assert len(cluster.messages("t")) == figures["ok"] >= 9000
 
 
-def test_a_failed_send_is_counted_with_its_cause(
-    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_send_is_counted_with_its_cause(cluster, capsys):
     cluster.on_send(Answer(13, "illegal"), times=1)
     figures = run(capsys, cluster.name_server, mode="sync", messages=10)
     assert figures["ok"] + figures["failed"] == 10
     assert figures["failed"] == sum(figures["causes"].values()) > 0
 
 
-def test_the_stub_takes_batches_on_many_brokers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stub_takes_batches_on_many_brokers(capsys):
     servers = StubServers(30, 2)
     try:
         figures = run(capsys, servers.name_server, mode="arrow", messages=60_000)
@@ -130,7 +118,7 @@ class _LateTally(Tally):
         super().succeeded(*end, **more)
 
 
-def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_after_counting(cluster, monkeypatch):
     """Count an end before its room is given away.
 
     Otherwise the last end of the warm-up may be counted after the counters were set to nought.
@@ -148,7 +136,7 @@ def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.M
         assert (tally.at_sends, tally.ok) == ([0, 1], 2)
 
 
-def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
+def test_room_is_made_after_counting_by_the_grpc_sender():
     tally = _LateTally()
 
     class Ending(Future[None]):
@@ -168,7 +156,7 @@ def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
 
 
 @pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
-def test_a_sender_that_reports_too_many_messages(mode: str, fair: bool) -> None:
+def test_a_sender_that_reports_too_many_messages(mode, fair):
     class Liar:
         def run(self, *_: Any, **__: Any) -> Ended:
             return Ended({"ok": 101, "failed": 0, "seconds": 1.0, "cpu_s": 1.0}, 1.0, 1.0, 1.0)
@@ -183,7 +171,7 @@ def test_a_sender_that_reports_too_many_messages(mode: str, fair: bool) -> None:
             run.run()
 
 
-def test_the_memory_of_a_sender_is_not_its_parents() -> None:
+def test_the_memory_of_a_sender_is_not_its_parents():
     """Linux counts the memory of the process that starts a program in the program's ru_maxrss."""
     large = bytearray(300 << 20)
     large[:: 1 << 12] = b"x" * (len(large) >> 12)  # A written page is resident.

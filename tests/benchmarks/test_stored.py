@@ -9,24 +9,20 @@ from rocket_sink.errors import RocketSinkError
 
 
 @pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> stored.StoredCount:
+def count(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(stored.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(stored.time, "sleep", lambda seconds: None)
     return stored.StoredCount("n:1", "t")
 
 
-def test_brokers_that_catch_up_slowly_are_waited_for(
-    count: stored.StoredCount, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_brokers_that_catch_up_slowly_are_waited_for(count, monkeypatch):
     readings = itertools.count()
     monkeypatch.setattr(count, "_now", lambda: next(readings) // 20)
     assert count.check(100, "case") == 0
 
 
-def test_a_count_that_stands_still_is_believed(
-    count: stored.StoredCount, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_that_stands_still_is_believed(count, monkeypatch):
     monkeypatch.setattr(count, "_now", lambda: 99)
     with pytest.raises(RocketSinkError, match="hold 99"):
         count.check(100, "case")

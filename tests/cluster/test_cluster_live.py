@@ -1,7 +1,6 @@
 """A real cluster starts, stores, freezes, dies and comes back."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
@@ -53,22 +52,22 @@ def assert_on_loopback(cluster: LocalCluster) -> None:
 
 
 @pytest.fixture
-def cluster(local_cluster: LocalCluster) -> LocalCluster:
+def cluster(local_cluster):
     return repair(local_cluster)
 
 
-def test_it_starts_once(cluster: LocalCluster) -> None:
+def test_it_starts_once(cluster):
     pids = [broker.pid for broker in cluster.brokers]
     assert cluster.start() is cluster
     assert [broker.pid for broker in cluster.brokers] == pids
     assert [broker.name for broker in cluster.brokers] == ["broker-a", "broker-b"]
 
 
-def test_no_process_listens_beyond_loopback(cluster: LocalCluster) -> None:
+def test_no_process_listens_beyond_loopback(cluster):
     assert_on_loopback(cluster)
 
 
-def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> None:
+def test_the_admin_tool_sees_what_the_probe_stored(cluster):
     broker = cluster.brokers[0]
     before = stored(cluster, broker.name)
     Probe().check_broker(cluster.name_server, broker.name, broker.address)
@@ -83,7 +82,7 @@ def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> Non
     until(admin_tool_agrees, timeout_s=60)
 
 
-def test_topics_come_and_go(cluster: LocalCluster) -> None:
+def test_topics_come_and_go(cluster):
     cluster.create_topic("made", queues=3)
     on_both = cluster.admin("topicStatus", "-t", "made")
     assert on_both.count("broker-a") == on_both.count("broker-b") == 3
@@ -91,7 +90,7 @@ def test_topics_come_and_go(cluster: LocalCluster) -> None:
     assert "made" not in cluster.admin("topicList").split()
 
 
-def test_the_admin_tools_failure_is_an_error(cluster: LocalCluster) -> None:
+def test_the_admin_tools_failure_is_an_error(cluster):
     with pytest.raises(ClusterError, match="No topic route info"):
         cluster.admin("topicStatus", "-t", "no_such_topic")
     with pytest.raises(ClusterError):
@@ -99,7 +98,7 @@ def test_the_admin_tools_failure_is_an_error(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path: Path) -> None:
+def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path):
     with LocalCluster(brokers=1, home=tmp_path / "home", version="4.9.7") as first:
         first.create_topic("old", queues=2)
         assert first.admin("topicStatus", "-t", "old").count("broker-a") == 2
@@ -114,7 +113,7 @@ def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path: Pa
         until(lambda: stored(second, "broker-a") > before, timeout_s=60)
 
 
-def test_up_and_down_twice(tmp_path: Path) -> None:
+def test_up_and_down_twice(tmp_path):
     state = up(tmp_path, brokers=1)
     try:
         assert state.running and status(tmp_path) == state
@@ -139,7 +138,7 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_acl_and_tls_refuse_other_clients() -> None:
+def test_acl_and_tls_refuse_other_clients():
     keys = Keys()
     with LocalCluster(brokers=1, acl=keys, tls="enforcing") as cluster:
         folder, broker = cluster.home, cluster.brokers[0]

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +20,7 @@ SLEEP = "import time; time.sleep(60)"
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start():
     """Return a function that starts a process with a mark."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -53,7 +52,7 @@ def node(name: str, pid: int) -> NodeState:
     return NodeState(name, "127.0.0.1:1", pid, 0.0, "m1")
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_nothing_there(tmp_path):
     assert status(tmp_path) is None
     assert down(tmp_path) is False
     assert status(tmp_path / "absent") is None
@@ -105,7 +104,7 @@ def test_one_dead_process_shows(tmp_path, start):
     assert "m1" not in str(plain), "the mark is nobody's business"
 
 
-def test_a_damaged_state_file_is_explained(tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_explained(tmp_path):
     (tmp_path / _STATE_FILE).write_text("{")
     with pytest.raises(ClusterError, match="delete the file"):
         status(tmp_path)

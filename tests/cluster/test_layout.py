@@ -27,7 +27,7 @@ class Keys:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Runtime:
+def runtime(tmp_path):
     java = Java(Path("/jdk"), 17, "test")
     return Runtime(Wanted(), tmp_path, java, "/jars/a.jar", "the-mark", print)
 
@@ -36,7 +36,7 @@ def built(wanted: Wanted, runtime: Runtime) -> layout.Nodes:
     return build(replace(runtime, wanted=wanted), PORTS, dict)
 
 
-def test_each_broker_has_its_own_ports_and_store(runtime: Runtime) -> None:
+def test_each_broker_has_its_own_ports_and_store(runtime):
     nodes = built(Wanted(), runtime)
     first, second = (broker.spec.settings for broker in nodes.brokers)
     assert (first["brokerName"], second["brokerName"]) == ("broker-a", "broker-b")
@@ -48,7 +48,7 @@ def test_each_broker_has_its_own_ports_and_store(runtime: Runtime) -> None:
     assert nodes.brokers[1].address == "127.0.0.1:20010"
 
 
-def test_processes_take_little_memory(runtime: Runtime) -> None:
+def test_processes_take_little_memory(runtime):
     nodes = built(Wanted(heap_mb=128), runtime)
     for node, flags in (
         (nodes.name_server, {"-Xms32m", "-Xmx128m"}),
@@ -59,7 +59,7 @@ def test_processes_take_little_memory(runtime: Runtime) -> None:
     assert "-XX:TieredStopAtLevel=1" in nodes.name_server.spec.command
 
 
-def test_the_users_lines_have_the_last_word(runtime: Runtime) -> None:
+def test_the_users_lines_have_the_last_word(runtime):
     wanted = Wanted(queues=9, broker_config={"autoCreateTopicEnable": "false", "x": "y"})
     settings = built(wanted, runtime).brokers[0].spec.settings
     assert settings["defaultTopicQueueNums"] == "9"
@@ -67,7 +67,7 @@ def test_the_users_lines_have_the_last_word(runtime: Runtime) -> None:
     assert set(conf.BROKER_DEFAULTS) <= set(settings)
 
 
-def test_the_command_line_carries_the_mark_and_not_the_secret(runtime: Runtime) -> None:
+def test_the_command_line_carries_the_mark_and_not_the_secret(runtime):
     broker = built(Wanted(acl=Keys()), runtime).brokers[0]
     assert f"-D{layout.MARK_PROPERTY}=the-mark" in broker.spec.command
     assert f"-Duser.home={runtime.home / 'broker-a'}" in broker.spec.command
@@ -75,7 +75,7 @@ def test_the_command_line_carries_the_mark_and_not_the_secret(runtime: Runtime) 
     assert 'a"b' not in repr(broker.spec) + repr(Wanted(acl=Keys()))
 
 
-def test_acl_2_is_switched_on_as_json(runtime: Runtime) -> None:
+def test_acl_2_is_switched_on_as_json(runtime):
     settings = built(Wanted(acl=Keys()), runtime).brokers[0].spec.settings
     assert settings["authenticationEnabled"] == "true"
     assert json.loads(settings["initAuthenticationUser"])["password"] == 'a"b\\c'
@@ -86,7 +86,7 @@ def test_acl_2_is_switched_on_as_json(runtime: Runtime) -> None:
     assert tools.stat().st_mode & 0o077 == 0
 
 
-def test_acl_1_of_4x(runtime: Runtime) -> None:
+def test_acl_1_of_4x(runtime):
     broker = built(Wanted(version="4.9.7", acl=Keys()), runtime).brokers[0]
     assert broker.spec.settings["aclEnable"] == "true"
     home = runtime.home / "broker-a" / "conf"
@@ -116,13 +116,13 @@ def test_what_cannot_be_is_refused(name, value):
         replace(Wanted(), **{name: value})
 
 
-def test_broker_names() -> None:
+def test_broker_names():
     assert [conf.broker_name(index) for index in (0, 1, 25, 26)] == [
         "broker-a", "broker-b", "broker-z", "broker-26",
     ]  # fmt: skip
 
 
-def test_certificates_are_made_once(tmp_path: Path) -> None:
+def test_certificates_are_made_once(tmp_path):
     certificates = make_certificates(tmp_path / "tls")
     text = certificates.server_key.read_text()
     assert text.startswith("-----BEGIN PRIVATE KEY-----"), "Netty reads PKCS#8 only"
@@ -137,19 +137,19 @@ class TestCompose:
 
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
-    def test_the_services_are_the_processes(self) -> None:
+    def test_the_services_are_the_processes(self):
         assert list(self.compose["services"]) == [
             layout.NAME_SERVER, conf.broker_name(0), conf.broker_name(1),
         ]  # fmt: skip
         page = (ROOT / "docs" / "deploy" / "docker.md").read_text(encoding="utf-8")
         assert f"--network {self.compose['name']}_default" in page
 
-    def test_all_run_the_default_version(self) -> None:
+    def test_all_run_the_default_version(self):
         images = {service["image"] for service in self.compose["services"].values()}
         assert images == {f"apache/rocketmq:{DEFAULT_VERSION}"}
 
     @pytest.mark.parametrize(("name", "port"), [("broker-a", 10911), ("broker-b", 10921)])
-    def test_the_brokers_have_our_settings(self, name: str, port: int) -> None:
+    def test_the_brokers_have_our_settings(self, name, port):
         content = self.compose["configs"][name]["content"]
         settings = dict(line.split("=", 1) for line in content.splitlines())
         own = {"brokerName": name, "listenPort": str(port), "namesrvAddr": "name-server:9876"}
@@ -161,7 +161,7 @@ class TestCompose:
         assert str(port) in service["healthcheck"]["test"][-1]
 
 
-def test_java_reads_the_settings_as_they_were_meant() -> None:
+def test_java_reads_the_settings_as_they_were_meant():
     """Write settings in ASCII, because Java reads the file as Latin-1."""
     text = conf.properties_text({"storePathRootDir": "/tmp/Zoë 😀\\x", "user": '{"a": "b"}'})
     assert text.isascii()
@@ -169,7 +169,7 @@ def test_java_reads_the_settings_as_they_were_meant() -> None:
     assert [json.loads(f'"{value}"') for value in values] == ["/tmp/Zoë 😀\\x", '{"a": "b"}']
 
 
-def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None:
+def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path):
     home = tmp_path / "one,two"
     with pytest.raises(ClusterError, match=r"has a comma.*choose another"):
         Runtime.make(Wanted(), home, None)

@@ -23,7 +23,7 @@ CHANGED = "089acb4d9c0db07758ef353d510c89e7628b55b1c37074ba9167c836678e713b"
 """SHA-256 of the changed class. Java has run it: the first two addresses are on 127.0.0.1."""
 
 
-def test_addresses_that_are_made_of_a_port_are_changed_and_no_others() -> None:
+def test_addresses_that_are_made_of_a_port_are_changed_and_no_others():
     changed = on_loopback(CLASS)
     assert changed is not None and b"io/netty/util/internal/SocketUtils" in changed
     assert hashlib.sha256(changed).hexdigest() == CHANGED
@@ -76,7 +76,7 @@ text has two."""
 
 
 @pytest.mark.parametrize("tag", SIZES)
-def test_each_kind_of_constant_is_passed(tag: int) -> None:
+def test_each_kind_of_constant_is_passed(tag):
     """Put the constant before those of the class, whose indices the code names."""
     count = int.from_bytes(CLASS[8:10], "big") + 1 + (tag in TWICE)
     own = bytes([tag]) + bytes(SIZES[tag])

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -34,19 +33,19 @@ def spec(folder: Path, script: str, settings: dict[str, str] | None = None) -> N
 
 
 @pytest.fixture
-def guard(closing) -> Guard:
+def guard(closing):
     return closing(Guard())
 
 
 @pytest.fixture
-def node(tmp_path: Path, guard: Guard) -> Iterator[Node]:
+def node(tmp_path, guard):
     new_node = Node(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
     new_node.spawn()
     yield new_node
     new_node.kill()
 
 
-def test_freeze_thaw_kill(node: Node) -> None:
+def test_freeze_thaw_kill(node):
     process = psutil.Process(node.pid)
     node.freeze()
     until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -61,14 +60,14 @@ def test_freeze_thaw_kill(node: Node) -> None:
         node.freeze()
 
 
-def test_stop_ends_a_frozen_process_and_is_safe_to_repeat(node: Node) -> None:
+def test_stop_ends_a_frozen_process_and_is_safe_to_repeat(node):
     node.freeze()
     node.stop(grace_s=5)
     node.stop()
     assert not node.alive
 
 
-def test_cpu_seconds_outlive_a_kill(tmp_path: Path, guard: Guard) -> None:
+def test_cpu_seconds_outlive_a_kill(tmp_path, guard):
     busy = Node(spec(tmp_path, "while True: pass"), guard.join)
     assert busy.cpu_s() == 0
     busy.spawn()
@@ -81,7 +80,7 @@ def test_cpu_seconds_outlive_a_kill(tmp_path: Path, guard: Guard) -> None:
     busy.kill()
 
 
-def test_a_process_is_not_started_twice(node: Node) -> None:
+def test_a_process_is_not_started_twice(node):
     with pytest.raises(ClusterError, match="runs already"):
         node.spawn()
 
@@ -95,7 +94,7 @@ def test_the_users_java_options_do_not_reach_it(tmp_path, guard, monkeypatch):
     assert node.log_tail() == "None /x.jar"
 
 
-def test_settings_are_written_at_each_start_with_mode_0600(tmp_path: Path, guard: Guard) -> None:
+def test_settings_are_written_at_each_start_with_mode_0600(tmp_path, guard):
     node = Node(spec(tmp_path, "pass", {"k": "v"}), guard.join)
     file = node.spec.settings_file
     for _ in range(2):
@@ -110,7 +109,7 @@ def never_ready() -> None:
     raise ProbeFailed("not yet")
 
 
-def test_a_failed_start_shows_the_log_and_what_to_do(tmp_path: Path, guard: Guard) -> None:
+def test_a_failed_start_shows_the_log_and_what_to_do(tmp_path, guard):
     node = Node(spec(tmp_path, "print('the reason'); raise SystemExit(3)"), guard.join)
     node.spawn()
     with pytest.raises(ClusterError, match=r"(?s)ended with code 3.*the reason") as caught:
@@ -118,19 +117,19 @@ def test_a_failed_start_shows_the_log_and_what_to_do(tmp_path: Path, guard: Guar
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_slow_start_ends_at_its_time(node: Node) -> None:
+def test_a_slow_start_ends_at_its_time(node):
     with pytest.raises(ClusterError, match=r"not ready after 0 s: not yet"):
         node.wait_for(never_ready, 0.2)
 
 
-def test_a_taken_port_has_its_own_error(tmp_path: Path, guard: Guard) -> None:
+def test_a_taken_port_has_its_own_error(tmp_path, guard):
     node = Node(spec(tmp_path, "print('BindException: Address already in use')"), guard.join)
     node.spawn()
     with pytest.raises(PortTakenError):
         node.wait_for(never_ready, 10)
 
 
-def test_closing_the_guard_ends_the_group(node: Node, guard: Guard) -> None:
+def test_closing_the_guard_ends_the_group(node, guard):
     guard.close()
     guard.close()
     until(lambda: not node.alive)
@@ -153,7 +152,7 @@ OWNER = """
 
 
 @pytest.mark.parametrize("kind", ["plain", "fork"])
-def test_processes_die_with_a_killed_owner(tmp_path: Path, kind: str) -> None:
+def test_processes_die_with_a_killed_owner(tmp_path, kind):
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path), kind], stdout=subprocess.PIPE,
         text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -171,7 +170,7 @@ def test_processes_die_with_a_killed_owner(tmp_path: Path, kind: str) -> None:
             os.killpg(owner.pid, signal.SIGKILL)
 
 
-def test_a_cluster_that_is_not_started_raises() -> None:
+def test_a_cluster_that_is_not_started_raises():
     cluster = LocalCluster()
     cluster.stop()
     for name in ("name_server", "brokers", "classpath", "home"):
@@ -179,7 +178,7 @@ def test_a_cluster_that_is_not_started_raises() -> None:
             getattr(cluster, name)
 
 
-def test_the_probe_of_an_empty_port() -> None:
+def test_the_probe_of_an_empty_port():
     assert not accepts("127.0.0.1:1")
     with pytest.raises(ProbeFailed, match=r"127\.0\.0\.1:1 does not answer"):
         Probe().check_broker("127.0.0.1:1", "broker-a", "127.0.0.1:2")

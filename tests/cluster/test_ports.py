@@ -3,7 +3,6 @@
 import errno
 import socket
 from itertools import pairwise
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,25 +11,25 @@ from rocket_sink.cluster.conf import RANGE, Ports, choose_ports, is_free, load_p
 from rocket_sink.errors import ClusterError
 
 
-def test_the_ports_of_a_broker_are_java_s() -> None:
+def test_the_ports_of_a_broker_are_java_s():
     assert Ports(9876, (10911,)).all() == [9876, 10909, 10911, 10912]
 
 
 @pytest.mark.parametrize("brokers", [1, 2, 64])
-def test_no_port_is_given_twice_nor_outside_the_range(brokers: int) -> None:
+def test_no_port_is_given_twice_nor_outside_the_range(brokers):
     ports = choose_ports(brokers, free=lambda _port: True)
     assert len(ports.brokers) == brokers
     assert len(set(ports.all())) == len(ports.all()) == 1 + 3 * brokers
     assert all(port in RANGE for port in ports.all())
 
 
-def test_blocks_are_apart() -> None:
+def test_blocks_are_apart():
     ports = choose_ports(8, free=lambda _port: True)
     listens = sorted(ports.brokers)
     assert all(high - low >= 4 for low, high in pairwise(listens))
 
 
-def test_a_taken_port_spoils_its_block() -> None:
+def test_a_taken_port_spoils_its_block():
     free = set(range(20_000, 20_012)) - {20_005}
     ports = choose_ports(1, free=free.__contains__)
     assert all(port in free for port in ports.all())
@@ -38,14 +37,14 @@ def test_a_taken_port_spoils_its_block() -> None:
         choose_ports(2, free=free.__contains__)
 
 
-def test_wanted_ports_are_kept_when_all_are_free() -> None:
+def test_wanted_ports_are_kept_when_all_are_free():
     wanted = Ports(21_000, (22_002,))
     assert choose_ports(1, wanted=wanted, free=lambda _port: True) == wanted
     assert choose_ports(1, wanted=wanted, free=lambda port: port != 22_000) != wanted
     assert choose_ports(2, wanted=wanted, free=lambda _port: True) != wanted
 
 
-def test_a_bound_port_is_not_free() -> None:
+def test_a_bound_port_is_not_free():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -53,14 +52,14 @@ def test_a_bound_port_is_not_free() -> None:
     assert is_free(choose_ports(1).name_server)
 
 
-def test_ports_are_remembered(tmp_path: Path) -> None:
+def test_ports_are_remembered(tmp_path):
     ports = Ports(1, (2, 3))
     ports.save(tmp_path / "ports.json")
     assert load_ports(tmp_path / "ports.json") == ports
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"name_server": "x", "brokers": []}'])
-def test_a_damaged_file_is_forgotten(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_forgotten(tmp_path, text):
     (tmp_path / "ports.json").write_text(text)
     assert load_ports(tmp_path / "ports.json") is None
     assert load_ports(tmp_path / "absent.json") is None

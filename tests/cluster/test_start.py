@@ -64,7 +64,7 @@ def processes(events: list[str], errors: list[Exception] | None = None) -> Any:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Runtime:
+def runtime(tmp_path):
     return Runtime(Wanted(), tmp_path, JAVA, "/jars/a.jar", "the-mark", lambda text: None)
 
 
@@ -145,9 +145,8 @@ def test_what_a_start_needs_is_made(tls, tmp_path, monkeypatch):
      ({"queues": 8}, False, True), ({"dead": 0}, False, False), ({"ready": False}, False, False)],
 )  # fmt: skip
 def test_dead_brokers_are_started_again_if_nothing_else_changes(
-    change: dict[str, Any], keeps: bool, fails: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    change, keeps, fails, tmp_path, monkeypatch
+):
     """Each process is saved at once: if `up` is killed, `down` finds it."""
     events: list[str] = []
     dead = change.pop("dead", 2)
@@ -204,7 +203,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     assert f"alive {alive} {ports}" in events or (fails and not keeps)
 
 
-def test_one_command_at_a_time_is_at_work_on_a_cluster(tmp_path: Path) -> None:
+def test_one_command_at_a_time_is_at_work_on_a_cluster(tmp_path):
     (tmp_path / "cluster.json").write_text('{"version": "1", "nodes": []}')
     told: queue.Queue[str] = queue.Queue()
     lock = FileLock(tmp_path / ".lock")
@@ -279,7 +278,7 @@ def test_only_a_temporary_folder_goes_with_the_cluster(is_own, tmp_path, monkeyp
     assert folder.exists() is is_own
 
 
-def test_topics_are_made_by_the_admin_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_made_by_the_admin_tool(monkeypatch):
     running, ran = LocalCluster(), MagicMock()
     brokers = [MagicMock(), MagicMock()]
     running._nodes = Nodes(MagicMock(), brokers)
@@ -327,7 +326,7 @@ def test_a_failure_of_the_admin_tool_is_an_error(script, error, tmp_path, monkey
 # --- readiness ----------------------------------------------------------------------------------
 
 
-def test_the_probe_of_a_broker(cluster: Any) -> None:
+def test_the_probe_of_a_broker(cluster):
     """A broker is ready if it is in the route, and has stored a message."""
     broker, server = cluster.brokers[0], cluster.name_server
     Probe().check_broker(server, "broker-a", broker.address)

@@ -49,7 +49,7 @@ class Planned(contextlib.nullcontext[Any]):
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Planned]:
+def planned(monkeypatch, tmp_path):
     own = type("Own", (Planned,), {})
     for name in ("check_exists", "check_name_server"):
         setattr(own, name, MagicMock())
@@ -84,8 +84,8 @@ WORDS = ("backfill", "-l", "my ledger", "-n", "127.0.0.1:9876")
     ],
 )  # fmt: skip
 def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
-    planned: Any, done: Resent, parts: list[str], pending: int, code: int
-) -> None:
+    planned, done, parts, pending, code
+):
     """The plan counts three of seven letters; then others add letters or park one."""
     planned.done = done
     shown = run_command(*WORDS)
@@ -140,7 +140,7 @@ def test_the_flags_are_the_selection(planned, more, selection, wanted, capsys):
      (("--path", "in", "--format", "csv", "--source-option", "sep==", "--schema", "a INT"), "in",
       True)],
 )  # fmt: skip
-def test_rows_of_a_table(planned: Any, more: tuple[str, ...], name: str, is_text: bool) -> None:
+def test_rows_of_a_table(planned, more, name, is_text):
     assert run_command(*WORDS, *more).code == 0
     (source,) = planned.arguments[3:]
     place = name if "." in name else str(Path(name).absolute())
@@ -198,7 +198,7 @@ def test_a_dry_run_prints_the_plan(planned, plan, away, parts):
         (Plan(pending=3, without_topic=3), "3 have no topic: --to-topic names one"),
     ],
 )
-def test_a_backfill_of_nothing_prints_that(planned: Any, plan: Plan, text: str) -> None:
+def test_a_backfill_of_nothing_prints_that(planned, plan, text):
     planned.the_plan = plan
     done = run_command(*WORDS)
     assert done.code == 0 and text in done.err and "pending; " not in done.err

@@ -5,7 +5,6 @@ import errno
 import json
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -47,7 +46,7 @@ def test_a_broker_that_the_ledger_knows_is_missed(cluster, tmp_path, hours, code
     assert findings.get("broker broker-b", ("",))[0] == ("fail" if code else "")
 
 
-def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path: Path) -> None:
+def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path):
     """The first fold makes the table; a `TableProducer` folds nothing."""
     ledger = str(tmp_path / "ledger")
     with FakeCluster(brokers=2) as cluster:
@@ -62,13 +61,13 @@ def test_a_ledger_without_a_table_knows_a_broker_too(tmp_path: Path) -> None:
     assert findings["ledger"][1].endswith(": there")
 
 
-def test_a_broker_out_of_reach_is_one_finding(cluster: FakeCluster) -> None:
+def test_a_broker_out_of_reach_is_one_finding(cluster):
     cluster.brokers[0].kill()
     findings = check(cluster, code=1)
     assert (findings["topic t"][0], findings["broker broker-a"][0]) == ("ok", "fail")
 
 
-def test_a_closed_topic_is_opened_by_the_command(cluster: FakeCluster) -> None:
+def test_a_closed_topic_is_opened_by_the_command(cluster):
     cluster.create_topic("t", 8, perm=PermName.READ)
     _, text = check(cluster, code=1)["topic t"]
     assert "it is closed" in text
@@ -76,7 +75,7 @@ def test_a_closed_topic_is_opened_by_the_command(cluster: FakeCluster) -> None:
     assert check(cluster)["topic t"][0] == "ok"
 
 
-def test_a_topic_is_created_by_the_command_if_no_broker_makes_it() -> None:
+def test_a_topic_is_created_by_the_command_if_no_broker_makes_it():
     with FakeCluster(brokers=1, queues=0) as cluster:
         _, text = check(cluster, topic="new", code=1)["topic new"]
         assert "no broker makes topics by itself (TBW102 has no route)" in text
@@ -85,7 +84,7 @@ def test_a_topic_is_created_by_the_command_if_no_broker_makes_it() -> None:
 
 
 @pytest.mark.parametrize("topic", ["t", "not-there-yet"])
-def test_a_wrong_password_is_told_also_without_the_topic(cluster: FakeCluster, topic: str) -> None:
+def test_a_wrong_password_is_told_also_without_the_topic(cluster, topic):
     refusal = Answer(16, "check signature failed, user=me")
     cluster.brokers[0].on(RequestCode.GET_MAX_OFFSET, refusal, times=None)
     _, text = check(cluster, topic=topic, code=1)["broker broker-a"]
@@ -93,7 +92,7 @@ def test_a_wrong_password_is_told_also_without_the_topic(cluster: FakeCluster, t
 
 
 @pytest.mark.parametrize(("used", "code"), [("0.87", 0), ("0.91", 1), ("nothing", 0)])
-def test_a_full_disk_is_in_the_way(cluster: FakeCluster, used: str, code: int) -> None:
+def test_a_full_disk_is_in_the_way(cluster, used, code):
     """Report a disk above 0.90: brokers refuse to write with any setting (5.3.3)."""
 
     def figures(request: Frame) -> Frame:
@@ -120,7 +119,7 @@ def test_the_first_line_says_that_there_is_a_proxy(cluster, delivery, state):
     assert findings["topic t"] == ("ok", "8 writable queues on 1 of 1 registered broker")
 
 
-def test_other_commands_name_the_page_about_proxies(cluster: FakeCluster) -> None:
+def test_other_commands_name_the_page_about_proxies(cluster):
     cluster.on_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, UNKNOWN, times=None)
     done = run_command("dlq", "list", "-n", cluster.name_server)
     text = " ".join(done.err.split())
@@ -151,7 +150,7 @@ def test_name_servers_are_compared(server, others, state, part):
     assert (found_state, part in text) == (state, True), text
 
 
-def test_each_name_server_is_asked(cluster: FakeCluster) -> None:
+def test_each_name_server_is_asked(cluster):
     with FakeCluster(brokers=["broker-z"]) as other:
         servers = f"{cluster.name_server};127.0.0.1:1;{other.name_server}"
         done = run_command("check", "-n", servers, "-O", "connectTimeoutMs=500", "--json")
@@ -208,7 +207,7 @@ def test_a_broker_is_asked_as_a_query_will_ask(cluster, prepare, more, state, pa
          "2 writable queues on 1 of 2 registered brokers; 1 without master or write permission"),
     ],
 )  # fmt: skip
-def test_the_last_line_counts_the_findings(settings: list[dict[str, Any]], text: str) -> None:
+def test_the_last_line_counts_the_findings(settings, text):
     with FakeCluster(brokers=2) as cluster:
         for each in settings:
             cluster.create_topic("t", **each)

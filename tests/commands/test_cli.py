@@ -54,7 +54,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     script = (
         "import sys; from rocket_sink.cli import main; main(['--help']); "
         f"sys.exit(','.join(m for m in {HEAVY!r} if m in sys.modules) or 0)"
@@ -73,7 +73,7 @@ def test_every_command_has_help_with_an_example(path, capsys):
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
-def test_examples_use_only_options_that_exist(path: tuple[str, ...]) -> None:
+def test_examples_use_only_options_that_exist(path):
     command = find(path)
     assert isinstance(command, Command)
     names = {name for parameter in command.params for name in parameter.opts}
@@ -85,7 +85,7 @@ def test_examples_use_only_options_that_exist(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
+def test_the_short_help_is_the_commands_own_first_line(name):
     command = find((name,))
     assert command.help is not None
     assert command.help.strip().splitlines()[0] == cli.COMMANDS[name]
@@ -117,7 +117,7 @@ def test_a_wrong_command_line_exits_2_with_a_reason(arguments, words, capsys):
     assert out == ""
 
 
-def test_a_failure_is_one_line_and_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_one_line_and_exits_1(capsys):
     code, out, err = run(capsys, "tail", "-n", "127.0.0.1:1", "-t", "t")
     assert (code, out) == (1, "")
     assert err.startswith("rocket-sink: ")
@@ -132,7 +132,7 @@ def test_debug_shows_the_traceback(arguments, capsys):
     assert "Traceback" in err
 
 
-def test_debug_after_two_dashes_is_the_users_text() -> None:
+def test_debug_after_two_dashes_is_the_users_text():
     assert not cli.debug_wanted(["send", "--", "--debug"])
 
 
@@ -156,7 +156,7 @@ def test_a_command_stopped_by_the_user_exits_130(monkeypatch, capsys):
     assert run(capsys, "options")[0] == 130
 
 
-def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_and_nothing_else(capsys):
     code, out, err = run(capsys, "options", "--json")
     assert (code, err) == (0, "")
     assert {option["name"] for option in json.loads(out)} >= {"nameServer", "ordering"}
@@ -200,7 +200,7 @@ CALLING = "An error occurred while calling o1.load.\n: "
         (ValueError("a  b\nc"), "ValueError: a b c"),
     ],
 )  # fmt: skip
-def test_an_error_is_one_line(error: Exception, line: str) -> None:
+def test_an_error_is_one_line(error, line):
     shown = one_line(error)
     assert shown == line if not line.endswith(".zip") else shown.startswith(line)
 
@@ -215,13 +215,13 @@ def test_an_error_is_one_line(error: Exception, line: str) -> None:
         ("did you mean x?", True, "top sub: did you mean x?"),
     ],
 )
-def test_a_wrong_use_is_one_line(text: str, has_context: bool, line: str) -> None:
+def test_a_wrong_use_is_one_line(text, has_context, line):
     parent = click.Context(click.Command("top"), info_name="top")
     context = click.Context(click.Command("sub"), parent, info_name="sub")
     assert usage_line(click.UsageError(text, context if has_context else None)) == line
 
 
-def test_a_long_error_is_cut() -> None:
+def test_a_long_error_is_cut():
     assert len(one_line(RocketSinkError("x" * 5000))) == 600
 
 
@@ -238,7 +238,7 @@ NOW = dt.datetime.now(dt.timezone.utc)
         ("7h", NOW - dt.timedelta(hours=7)), ("10d", NOW - dt.timedelta(days=10)),
     ],
 )  # fmt: skip
-def test_a_time_without_a_zone_is_utc(text: str, moment: dt.datetime) -> None:
+def test_a_time_without_a_zone_is_utc(text, moment):
     context, option = click.Context(cli.cli), click.Option(["--since"])
     since = time_value(context, option, text)
     late = dt.timedelta() if "-" in text else dt.timedelta(minutes=30)
@@ -253,7 +253,7 @@ MS = dt.timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_handler_of_signals_goes_with_its_context(number: signal.Signals) -> None:
+def test_a_handler_of_signals_goes_with_its_context(number):
     seen: list[int] = []
     before = signal.getsignal(number)
     with handle_signals(lambda signal_number, _: seen.append(signal_number)):

@@ -15,37 +15,37 @@ from tools.marked import markdown_table, with_options
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_stored_configuration_is_up_to_date() -> None:
+def test_the_stored_configuration_is_up_to_date():
     stored = (ROOT / "conf" / "rocket-sink.conf").read_text(encoding="utf-8")
     assert stored == conf_text(), "run: rocket-sink options --conf --out conf/rocket-sink.conf"
 
 
-def test_the_stored_table_is_up_to_date() -> None:
+def test_the_stored_table_is_up_to_date():
     stored = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
     assert stored == with_options(stored), "run: python docs/reference_tables.py"
 
 
-def test_the_ci_runs_the_readmes_test_command() -> None:
+def test_the_ci_runs_the_readmes_test_command():
     last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
     assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pytest" in last
 
 
-def test_every_option_is_in_the_table_and_in_the_file() -> None:
+def test_every_option_is_in_the_table_and_in_the_file():
     table, conf = markdown_table(), conf_text()
     for option in OPTIONS:
         assert f"| `{option.name}` |" in table
         assert re.search(rf"^#{option.name} =", conf, re.MULTILINE)
 
 
-def test_every_default_can_be_read_back(tmp_path: Path) -> None:
+def test_every_default_can_be_read_back(tmp_path):
     path = tmp_path / "all.conf"
     lines = [f"{o.name} = {default_text(o)}" for o in OPTIONS if default_text(o)]
     path.write_text("\n".join(lines))
     assert SinkOptions.parse(read_conf(path)) == SinkOptions.parse({})
 
 
-def test_uncommented_lines_are_read(tmp_path: Path) -> None:
+def test_uncommented_lines_are_read(tmp_path):
     path = tmp_path / "one.conf"
     text = conf_text().replace("#nameServer = 127.0.0.1:9876", "nameServer = a:1;b:2")
     path.write_text(text.replace("#ordering = none", "ordering = strict"))
@@ -63,7 +63,7 @@ def test_uncommented_lines_are_read(tmp_path: Path) -> None:
     ],
     ids=["any spelling", "any section", "byte order mark"],
 )  # fmt: skip
-def test_what_a_file_may_look_like(text: str, options: dict[str, str], tmp_path: Path) -> None:
+def test_what_a_file_may_look_like(text, options, tmp_path):
     path = tmp_path / "one.conf"
     path.write_bytes(text.encode())
     assert read_conf(path) == options
@@ -77,7 +77,7 @@ def test_what_a_file_may_look_like(text: str, options: dict[str, str], tmp_path:
         ("just words", ["name = value"]),
     ],
 )
-def test_a_malformed_file_is_explained(text: str, words: list[str], tmp_path: Path) -> None:
+def test_a_malformed_file_is_explained(text, words, tmp_path):
     path = tmp_path / "bad.conf"
     path.write_text(text)
     with pytest.raises(OptionError) as caught:
@@ -86,19 +86,19 @@ def test_a_malformed_file_is_explained(text: str, words: list[str], tmp_path: Pa
         assert word in str(caught.value)
 
 
-def test_a_missing_file_is_an_option_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_option_error(tmp_path):
     with pytest.raises(OptionError, match="cannot read"):
         read_conf(tmp_path / "nosuch.conf")
 
 
-def test_no_secret_stands_in_the_example_values() -> None:
+def test_no_secret_stands_in_the_example_values():
     for name in ("accessKey", "secretKey", "securityToken", "tlsKeyPassword"):
         (line,) = re.findall(rf"^#{name} = (.*)$", conf_text(), re.MULTILINE)
         assert line.startswith(("env:", "file:")), find_option(name)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_options_of_a_group(group: str, tmp_path: Path) -> None:
+def test_options_of_a_group(group, tmp_path):
     wanted = options_in([group])
     shown = run_command("options", "--group", group).out
     assert {o.name for o in OPTIONS if re.search(rf"\b{o.name}\b", shown)} >= {
@@ -120,5 +120,5 @@ def test_options_of_a_group(group: str, tmp_path: Path) -> None:
     ("name", "text"),
     [("maxMessageSize", "4 MiB"), ("nameServer", ""), ("sendMsgTimeout", "3000 ms")],
 )
-def test_a_default_has_its_unit(name: str, text: str) -> None:
+def test_a_default_has_its_unit(name, text):
     assert default_text(find_option(name)) == text

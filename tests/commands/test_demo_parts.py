@@ -30,14 +30,14 @@ ROWS = 3000
 
 
 @pytest.fixture(scope="module")
-def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def flights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flights")
     write_flights(folder, ROWS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def rows(flights: Path) -> list[dict[str, Any]]:
+def rows(flights):
     return list(pyarrow.parquet.read_table(flights).sort_by("row").to_pylist())
 
 
@@ -98,7 +98,7 @@ CASES = {
 
 
 @pytest.mark.spark
-def test_the_verdict_names_each_fault(spark: Any, flights: Path) -> None:
+def test_the_verdict_names_each_fault(spark, flights):
     frame = spark.read.parquet(str(flights))
     rows = frame.selectExpr("row", "sharding_key", BODY).sort("row").collect()
     counts = {"stored": ROWS, "distinct": ROWS, "keys": len({row.sharding_key for row in rows})}
@@ -125,7 +125,7 @@ def test_the_verdict_names_each_fault(spark: Any, flights: Path) -> None:
 
 
 class TestFlights:
-    def test_rows_are_numbered_in_time_order(self, rows: list[dict[str, Any]]) -> None:
+    def test_rows_are_numbered_in_time_order(self, rows):
         assert [row["row"] for row in rows] == list(range(ROWS))
         times = [(row["time_hour"], row["sched_dep_time"]) for row in rows]
         assert times == sorted(times)
@@ -135,7 +135,7 @@ class TestFlights:
         assert without
         assert all(row["sharding_key"] == f"{row['carrier']}-{row['flight']}" for row in without)
 
-    def test_files_are_older_the_earlier_their_rows(self, tmp_path: Path) -> None:
+    def test_files_are_older_the_earlier_their_rows(self, tmp_path):
         flights = write_flights(tmp_path, 12_000)
         files = sorted(tmp_path.glob("*.parquet"))
         times = [path.stat().st_mtime for path in files]
@@ -144,7 +144,7 @@ class TestFlights:
 
 
 @pytest.mark.parametrize(("fault", "repair"), [("freeze", "thaw"), ("kill", "restart")])
-def test_a_broker_is_broken_once_and_repaired_after_its_time(fault: str, repair: str) -> None:
+def test_a_broker_is_broken_once_and_repaired_after_its_time(fault, repair):
     broker, now_s, lines = Mock(spec=Broker), [0.0], list[str]()
     injector = FaultInjector(broker, fault, lines.append, clock=lambda: now_s[0])
     injector.step(due=False)
@@ -158,7 +158,7 @@ def test_a_broker_is_broken_once_and_repaired_after_its_time(fault: str, repair:
     assert len(broker.method_calls) == len(lines) == 2
 
 
-def test_a_stream_that_ends_early_ends_the_fault() -> None:
+def test_a_stream_that_ends_early_ends_the_fault():
     broker = Mock(spec=Broker)
     injector = FaultInjector(broker, "freeze", lambda text: None)
     injector.repair()

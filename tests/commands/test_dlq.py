@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +17,7 @@ from tests.run_command import run_command
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
+def cluster():
     with FakeCluster(brokers=2) as fake:
         fake.create_topic("orders", 4)
         fake.create_topic(TOPIC, 1)
@@ -31,7 +30,7 @@ Cli = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(cluster: FakeCluster) -> Cli:
+def run(cluster):
     """Return a function that runs `rocket-sink dlq` and returns what it prints."""
 
     def dlq(command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -42,7 +41,7 @@ def run(cluster: FakeCluster) -> Cli:
     return dlq
 
 
-def test_groups_and_letters_are_listed(run: Cli) -> None:
+def test_groups_and_letters_are_listed(run):
     out, _ = run("list", "--json")
     assert [json.loads(line) for line in out.splitlines()] == [{"group": GROUP, "letters": 3}]
     out, _ = run("list", "-g", GROUP, "--json", "--key", "k1")
@@ -56,7 +55,7 @@ def test_groups_and_letters_are_listed(run: Cli) -> None:
     assert "1970-01-01 00:00:01" in out
 
 
-def test_nothing_selected_is_no_error(run: Cli, tmp_path: Path) -> None:
+def test_nothing_selected_is_no_error(run, tmp_path):
     assert "no dead letter" in run("list", "-g", GROUP, "--key", "nosuch")[1]
     assert "0 dead letters" in run("resend", "-g", GROUP, "--key", "nosuch")[1]
     out = tmp_path / "none.parquet"
@@ -64,11 +63,11 @@ def test_nothing_selected_is_no_error(run: Cli, tmp_path: Path) -> None:
     assert pq.read_table(out).num_rows == 0
 
 
-def test_a_group_without_dead_letters_is_an_error(run: Cli) -> None:
+def test_a_group_without_dead_letters_is_an_error(run):
     assert "%DLQ%nosuch" in run("list", "-g", "nosuch", code=1)[1]
 
 
-def test_export_to_files(run: Cli, tmp_path: Path) -> None:
+def test_export_to_files(run, tmp_path):
     run("export", "-g", GROUP, "--out", str(tmp_path / "x.parquet"))
     rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
     assert sorted(row["body"] for row in rows) == [b"body 0", b"body 1", b"body 2"]
@@ -82,7 +81,7 @@ def test_export_to_files(run: Cli, tmp_path: Path) -> None:
     run("export", "-g", GROUP, code=2)
 
 
-def test_export_to_a_ledger_gives_the_same_letters_each_time(run: Cli, tmp_path: Path) -> None:
+def test_export_to_a_ledger_gives_the_same_letters_each_time(run, tmp_path):
     """A broker that was made anew at its address has another letter at an old one's place."""
     with FakeCluster(brokers=1) as anew:
         anew.create_topic(TOPIC, 1)
@@ -100,7 +99,7 @@ def test_export_to_a_ledger_gives_the_same_letters_each_time(run: Cli, tmp_path:
     assert first["partition"] is None
 
 
-def test_resend(run: Cli, cluster: FakeCluster) -> None:
+def test_resend(run, cluster):
     assert json.loads(run("resend", "-g", GROUP, "--dry-run", "--json")[0]) == {
         "selected": 3, "by_topic": {"orders": 3},
     }  # fmt: skip
@@ -112,7 +111,7 @@ def test_resend(run: Cli, cluster: FakeCluster) -> None:
     assert "3 sent by an earlier resend" in run("resend", "-g", GROUP)[1]
 
 
-def test_what_a_resend_advises_works(run: Cli, cluster: FakeCluster) -> None:
+def test_what_a_resend_advises_works(run, cluster):
     """Paste the option of each line that has one: all letters are sent."""
     give_up(cluster, 3, RETRY_TOPIC="")
     give_up(cluster, 4, **{RESENDS: "3"})
@@ -130,7 +129,7 @@ def test_what_a_resend_advises_works(run: Cli, cluster: FakeCluster) -> None:
     ]
 
 
-def test_what_chooses_among_messages_wants_a_group(run: Cli) -> None:
+def test_what_chooses_among_messages_wants_a_group(run):
     run("list")
     for arguments in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
         run("list", *arguments, code=2)
@@ -151,7 +150,7 @@ def test_a_resend_names_what_failed_and_tells_degraded_from_stored(run, cluster)
     assert failure["code"] == "MESSAGE_ILLEGAL" and "no such message" in failure["error"]
 
 
-def test_a_resend_names_what_failed_and_is_degraded_as_text(run: Cli, cluster: FakeCluster) -> None:
+def test_a_resend_names_what_failed_and_is_degraded_as_text(run, cluster):
     """The user may not look up, and so learns the right that is missing."""
     cluster.delete_topic("orders")
     cluster.create_topic("orders", 4, brokers=["broker-a"])
@@ -184,7 +183,7 @@ def test_letters_that_may_not_be_read_are_not_none(cluster, run, command, closed
     assert "3" in out  # `list` counts messages even if they may not be read.
 
 
-def test_check_and_tail_of_a_topic_that_may_not_be_read(cluster: FakeCluster) -> None:
+def test_check_and_tail_of_a_topic_that_may_not_be_read(cluster):
     cluster.create_topic("orders", 4, perm=PermName.WRITE)
     names = ("-n", cluster.name_server, "-t", "orders")
     checked = run_command("check", *names)

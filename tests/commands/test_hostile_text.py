@@ -15,9 +15,8 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -111,7 +110,7 @@ def judge_on_terminal(arguments: Sequence[str], *, shows: str, spark: Any = None
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
+def cluster():
     with FakeCluster(brokers=1) as fake:
         topic = f"%DLQ%{GROUP}"
         fake.create_topic("orders", 1)
@@ -134,7 +133,7 @@ def at(cluster: FakeCluster, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_tail(cluster: FakeCluster, form: list[str]) -> None:
+def test_tail(cluster, form):
     judge(at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", *form))
 
 
@@ -149,11 +148,11 @@ def test_tail(cluster: FakeCluster, form: list[str]) -> None:
         (["list", "-g", "no" + HOSTILE.replace("=", "")], "FORGED"),
     ],
 )  # fmt: skip
-def test_dlq(cluster: FakeCluster, arguments: list[str], shows: str) -> None:
+def test_dlq(cluster, arguments, shows):
     judge(at(cluster, "dlq", *arguments), shows=shows)
 
 
-def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_exported_file_has_escapes(cluster, tmp_path):
     out = tmp_path / f"{HOSTILE.replace('/', '')[:20]}x.json"
     judge(at(cluster, "dlq", "export", "-g", GROUP, "--out", str(out)), shows="exported to")
     assert obeyed(out.read_text()) == []
@@ -161,7 +160,7 @@ def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> N
     assert row["tags"] == HOSTILE and row["properties"][HOSTILE] == HOSTILE
 
 
-def test_json_holds_the_text_unchanged(cluster: FakeCluster) -> None:
+def test_json_holds_the_text_unchanged(cluster):
     """Run the command in a process of its own, like a user."""
     done = subprocess.run(
         [sys.executable, "-m", "rocket_sink.cli",
@@ -187,7 +186,7 @@ FORMS = ([], ["--json"], ["--debug"])
     [*product(COMMANDS[:-1], FORMS), (COMMANDS[-1], ["--json", "--debug"])],
     ids=" ".join,
 )
-def test_a_hostile_broker_name_is_refused(command: list[str], more: list[str]) -> None:
+def test_a_hostile_broker_name_is_refused(command, more):
     with FakeCluster(brokers=["broker-a", HOSTILE]) as fake:
         fake.create_topic("orders", 1)
         judge(at(fake, *command, *more), shows="cannot be printed")
@@ -195,7 +194,7 @@ def test_a_hostile_broker_name_is_refused(command: list[str], more: list[str]) -
 
 @pytest.mark.parametrize("more", FORMS)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_remarks(cluster: FakeCluster, command: list[str], more: list[str]) -> None:
+def test_remarks(cluster, command, more):
     if command[0] == "topic":
         cluster.on_route(Answer(1, HOSTILE), times=None)
     broker = cluster.brokers[0]
@@ -204,7 +203,7 @@ def test_remarks(cluster: FakeCluster, command: list[str], more: list[str]) -> N
     judge(at(cluster, *command, *more))
 
 
-def test_send_of_hostile_lines(cluster: FakeCluster) -> None:
+def test_send_of_hostile_lines(cluster):
     lines = (
         {"body": "x", "tags": HOSTILE}, {"body": "x", "keys": [HOSTILE]}, {"body": "x", HOSTILE: 1}
     )  # fmt: skip
@@ -217,7 +216,7 @@ def test_send_of_hostile_lines(cluster: FakeCluster) -> None:
     judge(at(cluster, "send", "-t", "orders", "--json-lines"), stdin=HOSTILE, shows="JSON")
 
 
-def test_a_wrong_command_line() -> None:
+def test_a_wrong_command_line():
     argument = HOSTILE.replace("=", "")
     judge(["nosuch" + argument])
     judge(["send", "--nosuch" + argument])
@@ -229,7 +228,7 @@ def test_a_wrong_command_line() -> None:
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+def ledger(tmp_path_factory):
     """Return a ledger with hostile text in each column that a peer or a row can fill.
 
     An old or a damaged writer may have left such a ledger.
@@ -259,7 +258,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_report(ledger: str, form: list[str], tmp_path: Path) -> None:
+def test_report(ledger, form, tmp_path):
     html = tmp_path / "report.html"
     judge(["report", "--ledger", ledger, "--html", str(html), *form])
     assert obeyed(html.read_text()) == []
@@ -268,7 +267,7 @@ def test_report(ledger: str, form: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 @pytest.mark.parametrize("view", ["sends", "dead-letters", "isolations", "epochs", "attempts"])
-def test_ledger_show(ledger: str, view: str, form: list[str]) -> None:
+def test_ledger_show(ledger, view, form):
     judge(["ledger", "show", view, "--ledger", ledger, *form], shows="H" if not form else "FORGED")
 
 
@@ -276,18 +275,18 @@ def test_ledger_show(ledger: str, view: str, form: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments", [["backfill", "--dry-run"], ["transactions", "list", "--all"]], ids=" ".join
 )
-def test_commands_that_need_spark(spark: Any, ledger: str, arguments: list[str]) -> None:
+def test_commands_that_need_spark(spark, ledger, arguments):
     judge_on_terminal([*arguments, "--ledger", ledger], shows="x1b", spark=spark)
 
 
 @pytest.mark.spark
-def test_a_path_without_a_ledger(spark: Any) -> None:
+def test_a_path_without_a_ledger(spark):
     path = "/" + HOSTILE.replace("=", "")
     judge(["report", "--ledger", path], shows="no ledger", spark=spark)
 
 
 @pytest.mark.spark
-def test_a_filter_that_cannot_be_used_is_one_line(spark: Any, ledger: str) -> None:
+def test_a_filter_that_cannot_be_used_is_one_line(spark, ledger):
     """Print one line: PySpark's own logger would add its plan and Java's trace."""
     from pyspark.logger import PySparkLogger
 

@@ -30,7 +30,7 @@ class SparkWanted(Exception):
 
 
 @pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_spark(monkeypatch):
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise SparkWanted
 
@@ -39,7 +39,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path):
     ctx = context()
     first, second = letter(ctx, last_error_code="CONNECT"), letter(ctx, last_error_code="CONNECT")
     parked = {"letter_id": second.column("letter_id"), "resolution": "parked", "at": 1_000_000}
@@ -56,7 +56,7 @@ def run(*arguments: str) -> tuple[str, str]:
     return done.out, done.err
 
 
-def test_the_report(path: str) -> None:
+def test_the_report(path):
     out, err = run("report", "--ledger", path, "--json")
     document = json.loads(out)
     assert (document["totals"]["rows_in"], document["totals"]["acked"]) == (23, 21)
@@ -66,7 +66,7 @@ def test_the_report(path: str) -> None:
     assert err == "" and document["unfolded_epochs"] == 0
 
 
-def test_unfolded_epochs_are_noted(path: str) -> None:
+def test_unfolded_epochs_are_noted(path):
     for epoch in (1, 2):
         write_spool(path, context(epoch=epoch), accounts(context(epoch=epoch), acked=1))
     out, err = run("report", "--ledger", path)
@@ -79,7 +79,7 @@ def test_unfolded_epochs_are_noted(path: str) -> None:
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 
-def test_quarantined_files_are_noted(path: str) -> None:
+def test_quarantined_files_are_noted(path):
     aside = Path(path, "_spool", "_quarantine", "q-query", "0", "0-1-x~y.arrow")
     aside.parent.mkdir(parents=True)
     aside.touch()
@@ -93,7 +93,7 @@ def test_quarantined_files_are_noted(path: str) -> None:
     assert "1 damaged spool file is put aside" in err
 
 
-def test_views(path: str) -> None:
+def test_views(path):
     rows = {
         view: [json.loads(line) for line in out.splitlines()]
         for view in ("dead-letters", "epochs", "sends", "resolutions", "attempts", "isolations")
@@ -135,33 +135,33 @@ def test_views(path: str) -> None:
      ["--master", "local[1]"]],
     ids=" ".join,
 )  # fmt: skip
-def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None:
+def test_spark_is_started_where_it_is_needed(path, more):
     with pytest.raises(SparkWanted):
         ledger_command.show_view.main(
             ["epochs", "--ledger", path, *more], standalone_mode=False
         )  # fmt: skip
 
 
-def test_under_spark_submit_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_spark_submit_spark_reads(path, monkeypatch):
     """The JVM runs already."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(SparkWanted):
         report_command.report.main(["--ledger", path], standalone_mode=False)
 
 
-def test_options_are_suggested_by_a_ledger(path: str) -> None:
+def test_options_are_suggested_by_a_ledger(path):
     out, err = run("tune", path)
     assert "Replayed" in out or ("attempts" in out and err.startswith("replaying ..."))
     assert json.loads(run("tune", path, "--json")[0])
 
 
-def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_spark_reads(path, monkeypatch):
     monkeypatch.setattr("rocket_sink.ledger.query.duckdb_reader.find_spec", lambda name: None)
     with pytest.raises(SparkWanted):
         report_command.report.main(["--ledger", path], standalone_mode=False)
 
 
-def test_check_writes_nothing(tmp_path: Path) -> None:
+def test_check_writes_nothing(tmp_path):
     ledger = tmp_path / "ledger"
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t")
@@ -171,14 +171,14 @@ def test_check_writes_nothing(tmp_path: Path) -> None:
     assert "none yet" in texts["ledger"] and list(tmp_path.iterdir()) == []
 
 
-def test_a_view_without_rows_says_so(tmp_path: Path) -> None:
+def test_a_view_without_rows_says_so(tmp_path):
     ledger = store(tmp_path / "ledger", in_order([sends(context())], 1))
     show = ("ledger", "show", "dead-letters", "--ledger", ledger)
     assert run(*show)[0] == "dead-letters: none\n"
     assert run(*show, "--json")[0] == ""
 
 
-def test_a_store_that_pyarrow_does_not_know_is_left_to_spark(tmp_path: Path) -> None:
+def test_a_store_that_pyarrow_does_not_know_is_left_to_spark(tmp_path):
     for path in ("wasb://container/ledger", "s3a://bucket/ledger", "catalog.schema.ledger"):
         ledger_input.check_exists(path)
     ledger_input.check_exists("wasb://container/ledger", session())

@@ -23,7 +23,7 @@ from rocket_sink.spark.backfill.parking import Parked
 COMMANDS = Path(rocket_sink.__file__).parent / "commands"
 
 
-def test_a_long_step_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_step_says_that_it_goes_on(capsys):
     until_s = time.monotonic() + 60
     text = ""
     with step("reading", every_s=0.01):
@@ -33,7 +33,7 @@ def test_a_long_step_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) ->
     assert text.startswith("reading ...\nreading: 0 s so far\n")
 
 
-def test_commands_print_by_this_module_only() -> None:
+def test_commands_print_by_this_module_only():
     """Only this module cleans text: other ways would bring a peer's text to the terminal raw."""
     printing = set()
     for path in [*COMMANDS.rglob("*.py"), COMMANDS.parent / "cli.py"]:
@@ -98,7 +98,7 @@ def test_a_bar(is_terminal, capsys, monkeypatch):
         assert re.fullmatch(r"send \[b\]: 1,000 in 0\.\d s|send .* in [1-9].*", lines[4])
 
 
-def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_that_fails_does_not_say_done(capsys):
     with pytest.raises(ValueError, match="x"), Bar("send", 10) as bar:
         bar.advance_to(5)  # Lines come every few seconds only.
         raise ValueError("x")
@@ -107,8 +107,8 @@ def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("existing", [None, "earlier"])
 def test_a_file_that_cannot_be_written_is_refused_and_one_that_can_be_stays(
-    existing: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    existing, tmp_path, capsys
+):
     file = tmp_path / "report.html"
     if existing:
         file.write_text(existing)
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_written_is_refused_and_one_that_can_be_stays(
         output.write_file(tmp_path, "x")
 
 
-def test_rows_are_cut_and_joined_for_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_cut_and_joined_for_a_table(capsys):
     at = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
     row = {"error_text": "x" * 61, "keys": ["a", "b"], "at": at, "count": 1000, "other": 1}
     show_tables(output.rows_table("two [b]", ("error_text", "keys", "at", "count"), [row]))
@@ -138,13 +138,13 @@ def test_rows_are_cut_and_joined_for_a_table(capsys: pytest.CaptureFixture[str])
         ("[red]x[/]", "[red]x[/]"), (dt.date(2026, 1, 2), "2026-01-02"),
     ],
 )  # fmt: skip
-def test_cells(value: object, shown: str) -> None:
+def test_cells(value, shown):
     assert cell(value) == shown
     (column,) = table("", ("value",), [[value]]).columns
     assert (column.justify == "right") == (type(value) in (int, float, type(None)))
 
 
-def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_takes_our_values(capsys):
     print_json({
         "outcome": Outcome.ACKED, "at": dt.datetime(2026, 1, 2, 3), "body": b"\xff1",
         "map": MappingProxyType({"a": 1}), "day": dt.date(2026, 1, 2), "path": Path("/a"),

@@ -25,7 +25,7 @@ from tests.run_command import Done, run_command
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+def ledger(tmp_path_factory):
     return night(tmp_path_factory.mktemp("night") / "ledger")
 
 
@@ -35,7 +35,7 @@ def report(*arguments: str, code: int = 0) -> Done:
     return done
 
 
-def test_the_first_line_names_the_killed_broker(ledger: str) -> None:
+def test_the_first_line_names_the_killed_broker(ledger):
     lines = report("--ledger", ledger).out.splitlines()
     assert lines[0].startswith(
         "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since; "
@@ -48,7 +48,7 @@ def test_the_first_line_names_the_killed_broker(ledger: str) -> None:
     assert "2 letters are resolved" in text
 
 
-def test_json_has_the_verdict(ledger: str) -> None:
+def test_json_has_the_verdict(ledger):
     document = report("--ledger", ledger, "--json").json()
     assert [cause["name"] for cause in document["verdict"]] == [
         "broker_left_route", "letters_refused", "broker_slow", "broker_was_isolated"
@@ -59,7 +59,7 @@ def test_json_has_the_verdict(ledger: str) -> None:
     assert absence["stored_elsewhere"] > 1000
 
 
-def test_the_short_id_and_the_times_of_sending(ledger: str) -> None:
+def test_the_short_id_and_the_times_of_sending(ledger):
     """Report on the time before the kill: broker-b is well, and only that time is counted."""
     early = ["--query", QUERY[:8], "--until", "2026-03-01T14:15", "--since", "2026-03-01T14:00"]
     document = report("--ledger", ledger, *early, "--json").json()
@@ -74,7 +74,7 @@ def test_the_short_id_and_the_times_of_sending(ledger: str) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_word_breaks(ledger: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_word_breaks(ledger, width, monkeypatch):
     monkeypatch.setattr("rocket_sink.commands.common.output._PIPE_WIDTH", width)
     out = report("--ledger", ledger).out
     assert max(map(len, out.splitlines())) <= width
@@ -82,7 +82,7 @@ def test_no_word_breaks(ledger: str, width: int, monkeypatch: pytest.MonkeyPatch
     assert {"broker-a", "CONNECTION_LOST", "INVALID_QUEUE", "attempts", "superseded"} <= words
 
 
-def test_a_page_that_cannot_be_written_is_refused_at_once(ledger: str, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_refused_at_once(ledger, tmp_path):
     done = report("--ledger", ledger, "--html", str(tmp_path / "none" / "x.html"), code=2)
     assert "cannot write" in done.err and "No such file or directory" in done.err
     assert done.out == ""
@@ -97,13 +97,13 @@ def test_a_ledger_named_by_a_uri_is_the_folder(ledger, start, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["none", "file"])
-def test_a_missing_ledger(tmp_path: Path, path: str) -> None:
+def test_a_missing_ledger(tmp_path, path):
     where = str(tmp_path) if path == "none" else (tmp_path / "x").as_uri()
     done = report("--ledger", where, code=1)
     assert done.err == f"rocket-sink: there is no ledger in {where}: check the path\n"
 
 
-def test_a_ledger_without_rows(tmp_path: Path) -> None:
+def test_a_ledger_without_rows(tmp_path):
     """A query that ends before its first epoch leaves the notes of its start."""
     (tmp_path / "_notes" / "tokens").mkdir(parents=True)
     done = report("--ledger", str(tmp_path), code=1)
@@ -120,7 +120,7 @@ def test_a_ledger_of_another_user(ledger, closed, monkeypatch):
 
 
 @pytest.mark.parametrize("defect", ["garbage", "empty", "no commit", "no files"])
-def test_a_damaged_ledger_is_one_line(ledger: str, tmp_path: Path, defect: str) -> None:
+def test_a_damaged_ledger_is_one_line(ledger, tmp_path, defect):
     copy = tmp_path / "ledger"
     shutil.copytree(ledger, copy)
     log = copy / "_delta_log" / f"{0:020}.json"
@@ -184,9 +184,8 @@ def test_ctrl_c_leaves_no_process(reaction, moment, monkeypatch):
     ("error", "stays"), [(None, 0), (GeneratorExit, 0), (LedgerError("x"), 0), (ValueError("x"), 1)]
 )
 def test_sparks_log_stays_for_errors_that_are_not_ours(
-    error: Any, stays: int, is_submitted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    error, stays, is_submitted, tmp_path, monkeypatch, capfd
+):
     """Remove the log after a signal, too: it ends a benchmark by a BaseException."""
     from pyspark.logger import PySparkLogger
 
@@ -218,7 +217,7 @@ def test_sparks_log_stays_for_errors_that_are_not_ours(
         assert log.read_text() == "the JVM's noise" and f"Spark's log: {log}\n" in err
 
 
-def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:
+def test_the_page_and_the_terminal_agree(ledger, tmp_path):
     page = tmp_path / "report.html"
     done = report("--ledger", ledger, "--html", str(page), "--json")
     assert f"written to {page}" in done.err

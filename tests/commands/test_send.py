@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +40,7 @@ def bodies(cluster: FakeCluster, topic: str = "orders") -> list[bytes]:
     return [bytes(message.body) for message in cluster.messages(topic)]
 
 
-def test_one_refused_message_among_others_exits_1(cluster: FakeCluster) -> None:
+def test_one_refused_message_among_others_exits_1(cluster):
     assert send(cluster, "-t", "orders", "a", "b", "c").err == "3 sent\n"
     cluster.brokers[0].on_send(Answer(13, "no"), times=1)
     done = send(cluster, "-t", "orders", "a", "b", "c", code=1)
@@ -49,18 +48,18 @@ def test_one_refused_message_among_others_exits_1(cluster: FakeCluster) -> None:
     assert len(bodies(cluster)) == 5
 
 
-def test_a_topic_is_asked_for_before_any_body(cluster: FakeCluster) -> None:
+def test_a_topic_is_asked_for_before_any_body(cluster):
     assert "name a topic: -t TOPIC" in send(cluster, "a", code=2).err
 
 
-def test_lines_of_json_may_name_their_topics(cluster: FakeCluster) -> None:
+def test_lines_of_json_may_name_their_topics(cluster):
     cluster.create_topic("two", queues=1)
     lines = '{"topic": "orders", "body": "a"}\n{"topic": "two", "body": "b"}\n'
     assert send(cluster, lines=lines).err == "2 sent\n"
     assert (bodies(cluster), bodies(cluster, "two")) == ([b"a"], [b"b"])
 
 
-def test_a_delay_that_overflows_at_brokers_is_refused(cluster: FakeCluster) -> None:
+def test_a_delay_that_overflows_at_brokers_is_refused(cluster):
     most = str(2**63 - 1)
     as_option = send(cluster, "-t", "orders", "--delay-ms", most, "a", code=1)
     line = f'{{"body": "a", "delay_ms": {most}}}\n'
@@ -69,7 +68,7 @@ def test_a_delay_that_overflows_at_brokers_is_refused(cluster: FakeCluster) -> N
     assert "INVALID_DELAY" in as_option.err and "INVALID_DELAY" in as_field.err
 
 
-def test_lines_of_json_take_the_row_contracts_names(cluster: FakeCluster) -> None:
+def test_lines_of_json_take_the_row_contracts_names(cluster):
     for name in ("delivery_timestamp", "delivery_timestamp_ms"):
         send(cluster, "-t", "orders", lines=f'{{"value": "a", "{name}": 4000000000000}}\n')
     stored = cluster.messages("orders")
@@ -79,7 +78,7 @@ def test_lines_of_json_take_the_row_contracts_names(cluster: FakeCluster) -> Non
     assert "unknown fields delivery_timestamp;" in done.err
 
 
-def test_null_is_as_if_it_were_not_there(cluster: FakeCluster) -> None:
+def test_null_is_as_if_it_were_not_there(cluster):
     line = '{"body": "a", "keys": null, "wait_store": null, "flag": null}\n'
     send(cluster, "-t", "orders", lines=line)
     assert bodies(cluster) == [b"a"]
@@ -87,7 +86,7 @@ def test_null_is_as_if_it_were_not_there(cluster: FakeCluster) -> None:
     assert "neither true nor false" in done.err
 
 
-def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it(cluster: FakeCluster) -> None:
+def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it(cluster):
     send(cluster, "-t", "orders", os.fsdecode(b"\xff\x00a"))
     assert bodies(cluster) == [b"\xff\x00a"]
 
@@ -100,7 +99,7 @@ def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it(cluster: FakeClust
         ('{"body": "\\ud800"}', "utf-8"),
     ],
 )
-def test_the_line_that_ends_it_is_named(cluster: FakeCluster, line: str, why: str) -> None:
+def test_the_line_that_ends_it_is_named(cluster, line, why):
     lines = f'{{"body": "a"}}\n{line}\n{{"body": "c"}}\n'
     err = send(cluster, "-t", "orders", lines=lines, code=1).err
     assert bodies(cluster) == [b"a"]
@@ -108,7 +107,7 @@ def test_the_line_that_ends_it_is_named(cluster: FakeCluster, line: str, why: st
     assert why in err and "not sent, nor what follows it" in err
 
 
-def test_a_closed_output_ends_it_with_a_word(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_closed_output_ends_it_with_a_word(cluster, tmp_path):
     lines = tmp_path / "lines"
     lines.write_text("a\n" * 1000)
     command = [sys.executable, "-m", "rocket_sink.cli", "send", "-n", cluster.name_server]

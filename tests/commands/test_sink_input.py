@@ -16,7 +16,7 @@ from tests.run_command import run_command
 
 
 @pytest.fixture(autouse=True)
-def no_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_local_cluster(monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: None)
 
@@ -33,7 +33,7 @@ def given(*arguments: str) -> dict[str, Any]:
     return seen
 
 
-def test_flags_and_pairs_are_merged() -> None:
+def test_flags_and_pairs_are_merged():
     assert given("-n", "a:1", "--topic", "t", "-O", "ordering=strict", "-O", "columns=body=b") == {
         "nameServer": "a:1",
         "topic": "t",
@@ -42,7 +42,7 @@ def test_flags_and_pairs_are_merged() -> None:
     }
 
 
-def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path: Path) -> None:
+def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path):
     conf = tmp_path / "x.conf"
     conf.write_text("topic = file\nledger = file\nnameServer = file:1\n")
     options = given("--conf", str(conf), "-O", "topic=pair", "-O", "ledger=pair", "-t", "flag")
@@ -50,12 +50,12 @@ def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path: Path) -> Non
     assert options == {"nameServer": "file:1", "ledger": ledger, "topic": "flag"}
 
 
-def test_a_pair_with_blanks_names_the_same_ledger() -> None:
+def test_a_pair_with_blanks_names_the_same_ledger():
     assert given("-O", "ledger = /data/l")["ledger"] == "/data/l"
     assert given("-O", "ledger =  ").get("ledger", "").strip() == ""
 
 
-def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:
+def test_a_pair_given_twice_in_two_spellings_is_refused():
     with pytest.raises(click.BadParameter, match="twice"):
         given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
 
@@ -104,7 +104,7 @@ def test_the_local_cluster_is_used_if_it_runs(state, address, monkeypatch, capsy
     assert capsys.readouterr().err == noted
 
 
-def test_paths_become_absolute_and_uris_stay() -> None:
+def test_paths_become_absolute_and_uris_stay():
     assert sink_input.absolute("ledger") == str(Path("ledger").absolute())
     assert sink_input.absolute("~/ledger") == str(Path.home() / "ledger")
     for uri in ("s3a://bucket/ledger", "hdfs://n/ledger", "file:/ledger"):

@@ -23,7 +23,6 @@ from rocket_sink.ledger.upkeep.expire import Expired
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
 from rocket_sink.spark.backfill.parking import Parked
 from rocket_sink.spark.transactions import EndReport
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.run_command import Done, run_command
 
@@ -33,7 +32,7 @@ LEDGER = "rocket_sink.ledger.driver.ledger.Ledger."
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> str:
+def ledger(tmp_path):
     (tmp_path / "my ledger" / "_spool").mkdir(parents=True)
     return str(tmp_path / "my ledger")
 
@@ -102,7 +101,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
-def test_the_work_and_its_result(case: Case, ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_and_its_result(case, ledger, monkeypatch):
     signature = inspect.signature(pkgutil.resolve_name(case.work))
     calls: list[dict[str, Any]] = []
 
@@ -189,7 +188,7 @@ class Committer:
 
 
 @pytest.fixture
-def committer(monkeypatch: pytest.MonkeyPatch) -> type[Committer]:
+def committer(monkeypatch):
     for name in ("TransactionCommitter", "TransactionChecker"):
         monkeypatch.setattr(f"rocket_sink.spark.transactions.{name}", Committer)
     frame = MagicMock()
@@ -226,9 +225,8 @@ GONE = "2 are lost: their brokers do not have them any more"
     ],
 )  # fmt: skip
 def test_open_transactions_are_settled(
-    committer: Any, ledger: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch,
-    more: str, ends: dict[tuple[str, int], Any], lines: list[str], code: int,
-) -> None:  # fmt: skip
+    committer, ledger, cluster, monkeypatch, more, ends, lines, code
+):
     """An epoch that stays open keeps back those of its query only; lost messages are no success."""
     monkeypatch.setattr(committer, "ends", ends)
     names = ("-n", cluster.name_server, *more.split())

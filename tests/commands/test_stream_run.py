@@ -63,9 +63,8 @@ class Frame:
     ],
 )
 def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
-    ordering: str, columns: tuple[str, ...], parted_by: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    ordering, columns, parted_by, monkeypatch
+):
     written: list[Any] = []
 
     def write(sink: RocketSink, frame: Any) -> Any:
@@ -80,7 +79,7 @@ def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
     assert (report.query_id, report.rows_read) == ("q", 3)
 
 
-def test_a_batch_in_order_without_a_key_is_refused() -> None:
+def test_a_batch_in_order_without_a_key_is_refused():
     source: Any = SimpleNamespace(read=lambda spark, streaming: Frame("body"))
     options = {**OPTIONS, "ordering": "best_effort"}
     with pytest.raises(ConfigurationError, match="sharding_key"):
@@ -88,7 +87,7 @@ def test_a_batch_in_order_without_a_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "datasource"])
-def test_the_writer_of_a_lane(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_of_a_lane(lane, monkeypatch):
     frame, spark, foreach = Frame("body", "sharding_key"), MagicMock(), MagicMock()
     register, install = MagicMock(), MagicMock()
     monkeypatch.setattr(RocketSink, "stream", foreach)
@@ -111,7 +110,7 @@ def test_the_writer_of_a_lane(lane: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def spark(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+def spark(monkeypatch):
     monkeypatch.setattr(stream_run, "check_encoding", lambda spark, path: None)
     monkeypatch.setattr(stream_run, "_POLL_S", 0.0)
     return MagicMock(version="4.1.2")
@@ -149,7 +148,7 @@ def test_a_source(spark, form, path, schema, is_streaming, takes):
     [("Kafka", "Failed to find data source: KAFKA", True), ("kafka", "no broker", False),
      ("rate", "kafka", False)],
 )  # fmt: skip
-def test_spark_without_kafka(spark: MagicMock, form: str, text: str, advice: bool) -> None:
+def test_spark_without_kafka(spark, form, text, advice):
     spark.read.format.return_value.options.return_value.load.side_effect = ValueError(text)
     with pytest.raises(ConfigurationError if advice else ValueError) as caught:
         Source(form, None, None, {}).read(spark, streaming=False)
@@ -241,9 +240,8 @@ def idle(query: Query) -> None:
     ids=["its epoch ends", "no epoch runs", "time-out"],
 )
 def test_a_signal_ends_a_query_after_its_micro_batch(
-    spark: MagicMock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    is_submitted: bool, later: list[Any], timeout_s: float, rows: int,
-) -> None:  # fmt: skip
+    spark, monkeypatch, capsys, is_submitted, later, timeout_s, rows
+):
     """Under spark-submit the signal may reach only the JVM, which has the command's handler."""
     misc, before = spark.sparkContext._jvm.sun.misc, signal.getsignal(signal.SIGTERM)
 
@@ -270,7 +268,7 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
 SOON = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=1)
 
 
-def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_are_lines(capsys):
     """Events of the ledger are shown once; a broker that is isolated anew is shown anew."""
     isolated = BrokerSums(isolated_until=SOON, cause="X")
     figures = SimpleNamespace(
@@ -308,7 +306,7 @@ def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
          "3,000 rows in 2,000 micro-batches, 2.0 s, 1,500.0 rows/s"),
     ],
 )  # fmt: skip
-def test_a_run_ends_with_its_sums_and_with_what_to_do(report: Report, first: str) -> None:
+def test_a_run_ends_with_its_sums_and_with_what_to_do(report, first):
     report.ledger, report.pending = "/data/my ledger", {"transport": 1000, "data": 2, "hold": 1}
     report.counts = {"rows_in": 3000, "acked": 1997}
     lines = report.as_text().splitlines()
@@ -332,7 +330,7 @@ def test_a_run_ends_with_its_sums_and_with_what_to_do(report: Report, first: str
     ],
     ids=["with an appId", "another run", "a batch", "a batch of the data source"],
 )
-def test_the_counts_of_a_run(tmp_path: Any, report: Report, counts: dict[str, int]) -> None:
+def test_the_counts_of_a_run(tmp_path, report, counts):
     """A stream is known by its run: with `appId` the ledger's query id is the appId."""
     ctx, batch = context(), context(query_id="batch", run_id="b", lane="batch")
     old = accounts(context(query_id="old", run_id="o", lane="batch"), acked=7)

@@ -3,7 +3,6 @@
 import io
 import json
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -45,7 +44,7 @@ def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(cluster, mon
     assert bodies(cluster, "--from-start") == ["late"] and not answers
 
 
-def test_nothing_from_before_the_time(cluster: FakeCluster) -> None:
+def test_nothing_from_before_the_time(cluster):
     """Brokers before 5.2 answer a time after the newest message with that message's offset."""
     now_ms = time.time_ns() // 1_000_000
     for age_ms in (7_200_000, 3_600_000):
@@ -66,7 +65,7 @@ def test_nothing_from_before_the_time(cluster: FakeCluster) -> None:
         ("--since 1970-01-01T00:00:10", (10, 11)), ("--since 1970-01-01T08:00:10+08:00", (10, 11)),
     ],
 )  # fmt: skip
-def test_what_is_stored_is_in_the_order_of_time(more: str, shown: Sequence[int]) -> None:
+def test_what_is_stored_is_in_the_order_of_time(more, shown):
     """The last are the newest of all queues. Times without a zone are UTC."""
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 2)
@@ -97,7 +96,7 @@ def test_what_is_stored_is_in_the_order_of_time(more: str, shown: Sequence[int])
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "koi8-r"])
-def test_characters_that_the_output_lacks_are_escaped(encoding: str, cluster: FakeCluster) -> None:
+def test_characters_that_the_output_lacks_are_escaped(encoding, cluster):
     body = "żółw, é, мир, 猫, 😀"
     printed = {}
     cluster.brokers[0].store.append(StoredMessage("t", body.encode()))
@@ -112,11 +111,11 @@ def test_characters_that_the_output_lacks_are_escaped(encoding: str, cluster: Fa
 
 
 @pytest.mark.parametrize("since", ["99999999999d", "²d", "-1d", "d", "1w", ""])
-def test_a_time_that_is_none_is_a_wrong_option(since: str, cluster: FakeCluster) -> None:
+def test_a_time_that_is_none_is_a_wrong_option(since, cluster):
     assert "neither a time as" in tail(cluster, "--since", since, code=2).err
 
 
-def test_a_queue_that_comes_later_is_followed_too(cluster: FakeCluster) -> None:
+def test_a_queue_that_comes_later_is_followed_too(cluster):
     """A topic that is made on the fly appears on one broker after the other."""
     broker = cluster.brokers[0]
 
@@ -147,7 +146,7 @@ def test_a_queue_that_comes_later_is_followed_too(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("command", [["tail", "--from-start", "--no-follow"], ["check"]])
-def test_queues_that_nobody_may_read_are_named(command: list[str], cluster: FakeCluster) -> None:
+def test_queues_that_nobody_may_read_are_named(command, cluster):
     cluster.create_topic("t", 8, read_queues=4)
     for queue_id in range(8):
         cluster.brokers[0].store.append(StoredMessage("t", b"x", queue_id=queue_id))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.route import QueueData, decode_route
@@ -40,9 +39,8 @@ CREATIONS: list[tuple[dict[str, Any] | None, str, set[str], tuple[int, int, int]
 
 @pytest.mark.parametrize(("before", "arguments", "brokers", "wanted"), CREATIONS)
 def test_all_brokers_get_the_same_settings_however_often(
-    before: dict[str, Any] | None, arguments: str, brokers: set[str],
-    wanted: tuple[int, int, int], cluster: FakeCluster,
-) -> None:  # fmt: skip
+    before, arguments, brokers, wanted, cluster
+):
     if before:
         cluster.create_topic("t", **before)
     for _ in range(2):
@@ -74,7 +72,7 @@ def test_a_refused_change_reaches_no_broker(arguments, text, cluster):
     assert RequestCode.UPDATE_AND_CREATE_TOPIC not in codes
 
 
-def test_show_and_list(cluster: FakeCluster) -> None:
+def test_show_and_list(cluster):
     cluster.create_topic("t", attributes={"message.type": "FIFO"})
     cluster.create_topic("u", brokers=["broker-b"])
     for name in ("rmq_sys_x", "broker-a", "FakeCluster_REPLY_TOPIC"):
@@ -96,13 +94,13 @@ def test_show_and_list(cluster: FakeCluster) -> None:
     assert "rmq_sys_x" in run_command("topic", "list", "--all", "-n", cluster.name_server).out
 
 
-def test_a_broker_that_lacks_the_topic_gets_its_type(cluster: FakeCluster) -> None:
+def test_a_broker_that_lacks_the_topic_gets_its_type(cluster):
     cluster.create_topic("t", brokers=["broker-a"], attributes={"message.type": "FIFO"})
     done = run_command("topic", "create", "t", "-n", cluster.name_server, "--json")
     assert [row["type"] for row in done.json()] == ["FIFO", "FIFO"]
 
 
-def test_a_broker_that_keeps_no_types_is_named(cluster: FakeCluster) -> None:
+def test_a_broker_that_keeps_no_types_is_named(cluster):
     cluster.create_topic("t")
     cluster.on(RequestCode.GET_TOPIC_CONFIG, Answer(3, "not supported"), times=None)
     done = run_command("topic", "create", "t", "--type", "fifo", "-n", cluster.name_server)
@@ -138,7 +136,7 @@ def test_the_command_that_check_names_mends_the_topic(topic, options, text, clus
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["normal", "fifo", "delay", "transaction", "lite"])
-def test_mqadmin_sees_what_was_created(kind: str, local_cluster: LocalCluster) -> None:
+def test_mqadmin_sees_what_was_created(kind, local_cluster):
     name = f"created-{kind}"
     arguments = [name, "-n", local_cluster.name_server, "--type", kind, "--queues", "3"]
     assert cli.main(["topic", "create", *arguments]) == 0

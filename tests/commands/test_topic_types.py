@@ -1,8 +1,6 @@
 """`rocket-sink check` and a topic's message.type, and how real brokers treat it."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,13 +51,13 @@ def findings(attributes: dict[str, str], **options: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "options", "fits"), FITS)
-def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], fits: bool) -> None:
+def test_a_type_that_does_not_fit_is_noted(kind, options, fits):
     notes = findings({"message.type": kind}, **options)
     assert len(notes) == (0 if fits else 1)
     assert fits or f"message.type is {kind}" in notes[0]
 
 
-def test_a_broker_that_left_the_route_is_named(tmp_path: Path) -> None:
+def test_a_broker_that_left_the_route_is_named(tmp_path):
     """Warn of a query that sends now: its sends are in the file of a task that still runs.
 
     A query of last week is no reason for a warning.
@@ -88,14 +86,14 @@ def test_a_broker_that_left_the_route_is_named(tmp_path: Path) -> None:
     writer.abort()
 
 
-def test_a_topic_that_wants_keys_is_noted() -> None:
+def test_a_topic_that_wants_keys_is_noted():
     [found] = findings({"message.type": "NORMAL", "cleanup.policy": "COMPACTION"})
     assert "wants keys in each row" in found
     assert findings({"cleanup.policy": "DELETE"}) == findings({}, ordering="strict") == []
 
 
 @pytest.mark.parametrize("below", ["", "deeper/ledger"])
-def test_a_ledger_that_cannot_be_made_is_told(below: str, tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_made_is_told(below, tmp_path):
     (tmp_path / "file").write_text("")
     with FakeCluster(brokers=1) as cluster:
         names = ("check", "-n", cluster.name_server, "--json", "--ledger")
@@ -105,7 +103,7 @@ def test_a_ledger_that_cannot_be_made_is_told(below: str, tmp_path: Path) -> Non
         assert done.code == 0 and "none yet, it will be made" in done.out
 
 
-def test_a_broker_without_topic_types_is_noted() -> None:
+def test_a_broker_without_topic_types_is_noted():
     def refused(topic: str) -> None:
         raise BrokerError("no")
 
@@ -115,7 +113,7 @@ def test_a_broker_without_topic_types_is_noted() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     """Yield a real broker with its own defaults."""
     with LocalCluster(1, broker_config={"recallMessageEnable": "false"}) as running:
         yield running
@@ -138,7 +136,7 @@ def _check(cluster: LocalCluster, topic: str, *more: str) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_on_a_real_broker(cluster: LocalCluster) -> None:
+def test_on_a_real_broker(cluster):
     kinds = ("FIFO", "DELAY", "TRANSACTION", "NORMAL")
     _make(cluster, *((f"of-{kind}", kind) for kind in kinds))
     with Producer(nameServer=cluster.name_server) as producer:
@@ -161,7 +159,7 @@ def test_on_a_real_broker(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.cluster
-def test_recall_on_a_broker_with_its_default_names_the_switch(cluster: LocalCluster) -> None:
+def test_recall_on_a_broker_with_its_default_names_the_switch(cluster):
     _make(cluster, ("recalled", "DELAY"))
     with Producer(nameServer=cluster.name_server) as producer:
         sent = producer.send(Message("recalled", b"later", delay_ms=600_000))

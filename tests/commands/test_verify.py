@@ -32,7 +32,7 @@ Delete = Callable[[StoredMessage], None]
 
 
 @pytest.fixture
-def delete(monkeypatch: pytest.MonkeyPatch) -> Delete:
+def delete(monkeypatch):
     """Return a function that makes a message unreadable."""
     read = Admin.read_queue
     gone: list[str | None] = []
@@ -123,7 +123,7 @@ def compared(
         return places.compare(quick.query, "t", lambda: (copies or {}).items(), query_id)
 
 
-def test_what_retention_has_deleted_is_no_fault(tmp_path: Path) -> None:
+def test_what_retention_has_deleted_is_no_fault(tmp_path):
     """The request has the offsets 42 to 48; the queue begins at 45 now."""
     ctx = context()
     rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7)]
@@ -172,7 +172,7 @@ def figures_of(result: Verification) -> dict[str, int]:
     return {name: n for name, n in vars(result).items() if isinstance(n, int) and n}
 
 
-def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path: Path) -> None:
+def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path):
     """Of the messages, 42 to 48 are acknowledged, and 42 is there again. Query `q` has none."""
     ctx = context()
     rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7), dead(), of_query("q")]
@@ -193,7 +193,7 @@ def of_query(query_id: str) -> pa.RecordBatch:
     return accounts(context(query_id=query_id), acked=0)
 
 
-def test_keys_of_a_table_are_compared(cluster: FakeCluster, tmp_path: Path, delete: Delete) -> None:
+def test_keys_of_a_table_are_compared(cluster, tmp_path, delete):
     run(cluster.name_server, tmp_path / "ledger", context())
     file = tmp_path / "orders.parquet"
     keys = [f"key-{n}" for n in range(ROWS)]
@@ -221,6 +221,6 @@ def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path):
     assert done.code == 0 and "no stored message: there is nothing to verify" in done.err
 
 
-def test_what_is_compared_must_be_named(cluster: FakeCluster) -> None:
+def test_what_is_compared_must_be_named(cluster):
     done = run_command("verify", "-n", cluster.name_server, "-t", "t")
     assert done.code == 2 and "--path FILES and --key COLUMN" in done.err

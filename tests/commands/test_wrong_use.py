@@ -8,7 +8,6 @@ import io
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -46,7 +45,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def places(monkeypatch, tmp_path):
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
@@ -200,7 +199,7 @@ def test_a_mistyped_command_is_one_helpful_line(group, width, monkeypatch, capsy
     assert "--help" in check([*before, "--nosuch"], capsys)
 
 
-def test_helps_cut_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_helps_cut_no_sentence(capsys):
     for group in groups():
         out = run(capsys, *([group] if group else []), "--help")[1]
         assert not re.search(r"\w\.\.\.$", out, re.MULTILINE), out
@@ -213,7 +212,7 @@ def test_helps_cut_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         ("nosuch", None), ("banana", None), ("timeout", None), ("jsn", None), ("x", None),
     ],
 )  # fmt: skip
-def test_only_close_names_are_suggested(typed: str, meant: str | None) -> None:
+def test_only_close_names_are_suggested(typed, meant):
     names = ["nameserver", "sendmsgtimeout", "detecttimeout", "ordering", "out", "since", "topic"]
     assert nearest(typed, names) == meant
 
@@ -230,7 +229,7 @@ def test_the_closest_of_many_names_is_found_by_few_comparisons(typed, monkeypatc
     assert [nearest(typed, names)] == (closest or [None]) and len(compared) <= 100
 
 
-def test_an_option_that_was_begun_is_suggested() -> None:
+def test_an_option_that_was_begun_is_suggested():
     assert nearest("name", ["name-server", "topic"]) == "name-server"
     assert nearest("max", ["max-tries", "max-bytes"]) is None
     with pytest.raises(OptionError, match="did you mean 'maxMessageSize'"):

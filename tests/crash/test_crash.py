@@ -30,9 +30,7 @@ slowest schedule once."""
 
 
 @pytest.fixture(scope="module")
-def played(
-    request: pytest.FixtureRequest, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Round:
+def played(request, cluster, tmp_path_factory):
     """The schedules that this run's tests look at; all of them if one test needs all."""
     wanted = [item for item in request.session.items if item.path == request.path]
     cases = [item.callspec.params for item in wanted if hasattr(item, "callspec")]
@@ -70,7 +68,7 @@ def refused(cell: Cell) -> bool:
 
 
 @pytest.mark.parametrize("number", range(len(CI)), ids=[schedule.name for schedule in CI])
-def test_nothing_is_lost_disordered_or_doubled_unseen(played: Round, number: int) -> None:
+def test_nothing_is_lost_disordered_or_doubled_unseen(played, number):
     (cell,) = [cell for cell in played.cells if cell.schedule == CI[number]]
     assert faults(cell) == {}, (cell.verdict(), cell.result)
 
@@ -81,22 +79,22 @@ def missed(played: Round) -> list[str]:
     return [cell.schedule.name for cell in cells if cell.schedule.moment]
 
 
-def test_every_moment_was_hit(played: Round) -> None:
+def test_every_moment_was_hit(played):
     assert missed(played) == []
 
 
-def test_a_deleted_checkpoint_is_refused(played: Round) -> None:
+def test_a_deleted_checkpoint_is_refused(played):
     (cell,) = [cell for cell in played.cells if cell.schedule.event == "checkpoint_deleted"]
     assert refused(cell), cell.result
 
 
 @pytest.mark.parametrize("lane", [*STREAMS, *BATCHES, BACKFILL])
-def test_speculation_is_refused(played: Round, lane: str) -> None:
+def test_speculation_is_refused(played, lane):
     assert "ConfigurationError: spark.speculation is on" in played.refusals[lane]
 
 
 @pytest.mark.slow
-def test_other_moments(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_other_moments(cluster, tmp_path):
     round_ = Round(MOMENTS, cluster, tmp_path)
     round_.play()
     assert missed(round_) == []
@@ -106,9 +104,7 @@ def test_other_moments(cluster: LocalCluster, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(8 * 3600)
-def test_drawn_schedules(
-    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> None:
+def test_drawn_schedules(cluster, tmp_path_factory, pytestconfig):
     first, count = (pytestconfig.getoption(f"--crash-{name}") for name in ("seed", "schedules"))
     only = pytestconfig.getoption("--crash-only")
     every = (schedule for schedule in map(draw, itertools.count(first)))

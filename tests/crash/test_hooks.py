@@ -12,6 +12,6 @@ crash_points.install()
 """
 
 
-def test_each_moment_finds_its_function() -> None:
+def test_each_moment_finds_its_function():
     """Run in a process of its own, because functions stay wrapped."""
     run_python("-c", INSTALL, Path(__file__).parent / "hooks")

@@ -174,9 +174,7 @@ def _name(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("plant", "strict_once", "unordered"), PLANTED, ids=_name)
-def test_the_judge_catches(
-    plant: Callable[[World], None], strict_once: set[str], unordered: set[str]
-) -> None:
+def test_the_judge_catches(plant, strict_once, unordered):
     world = World()
     assert world.faults() == set(), "the judge finds fault with what is right"
     plant(world)
@@ -185,14 +183,14 @@ def test_the_judge_catches(
 
 
 @pytest.mark.parametrize(("plant", "found"), HALF_PLANTED, ids=_name)
-def test_the_judge_of_half_messages_catches(plant: Any, found: set[str]) -> None:
+def test_the_judge_of_half_messages_catches(plant, found):
     world = transactional()
     assert world.faults("strict", "transactional") == set()
     plant(world)
     assert world.faults("strict", "transactional") == found
 
 
-def test_what_the_ledger_doubts_is_accounted_for() -> None:
+def test_what_the_ledger_doubts_is_accounted_for():
     for doubt in (Sent("unknown", 2), Sent("in_flight", 2), Epoch("q", True, 0, 0, 2)):
         world = World()
         world.again(1, 2)
@@ -201,7 +199,7 @@ def test_what_the_ledger_doubts_is_accounted_for() -> None:
 
 
 @pytest.mark.parametrize(("counted", "found"), [(2, set()), (1, {"unaccounted"})])
-def test_a_row_that_three_attempts_sent_is_counted_once(counted: int, found: set[str]) -> None:
+def test_a_row_that_three_attempts_sent_is_counted_once(counted, found):
     world = World()
     for _ in range(2):
         world.again(1, 2)
@@ -209,7 +207,7 @@ def test_a_row_that_three_attempts_sent_is_counted_once(counted: int, found: set
     assert world.faults("strict", "at_least_once") == found
 
 
-def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
+def test_a_topic_that_is_made_again_begins_with_its_first_offset():
     world = World()
     assert world.copies[3].row == ("a", 3)
     world.copies[3] = replace(world.copies[3], life=1, offset=0)
@@ -218,7 +216,7 @@ def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
     assert world.faults() == {"disordered"}
 
 
-def test_the_chosen_schedules_have_everything() -> None:
+def test_the_chosen_schedules_have_everything():
     assert {schedule.event for schedule in schedules.CI} == set(schedules.EVENTS)
     chosen = (*schedules.CI, *schedules.MOMENTS)
     lanes = {*schedules.STREAMS, *schedules.BATCHES, schedules.BACKFILL}
@@ -233,7 +231,7 @@ def test_the_chosen_schedules_have_everything() -> None:
     assert len({schedule.name for schedule in chosen}) == len(chosen) == 23
 
 
-def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:
+def test_a_drawn_schedule_is_possible_and_its_seeds_own():
     drawn = [schedules.draw(seed) for seed in range(2000)]
     assert drawn == [schedules.draw(seed) for seed in range(2000)]
     assert {schedule.event for schedule in drawn} == set(schedules.EVENTS)

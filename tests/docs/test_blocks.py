@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink.cli import cli
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions, find_option
 from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import repair
@@ -70,7 +69,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(local_cluster: LocalCluster, spark: Any) -> Iterator[World]:
+def world(local_cluster, spark):
     repair(local_cluster)
     with Admin(timeout_s=30.0, **local_cluster.client_options()) as admin:
         for topic in TOPICS:
@@ -144,9 +143,7 @@ def _clear(spark: Any) -> None:
     [pytest.param(page, marks=[pytest.mark.slow] * (_name(page) in LONG)) for page in ENGLISH],
     ids=_name,
 )
-def test_a_page_runs_from_top_to_bottom(
-    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_runs_from_top_to_bottom(page, request, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of(page) if block.language in RUN and not block.reason]
     if not blocks or _name(page) == OWN_SESSION:
         return
@@ -164,7 +161,7 @@ def test_a_page_runs_from_top_to_bottom(
 
 
 @pytest.mark.parametrize("block", all_blocks(), ids=lambda block: block.place)
-def test_a_block_is_run_or_parsed(block: Block) -> None:
+def test_a_block_is_run_or_parsed(block):
     if block.language in (*OUTPUT, *DRAWN):
         return
     assert block.language in (*RUN, *READ), f"{block.place}: no test runs {block.language!r}"
@@ -184,12 +181,12 @@ def _examples(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "example"), list(_examples(cli, "rocket-sink")))
-def test_the_example_that_help_shows_is_right(name: str, example: str) -> None:
+def test_the_example_that_help_shows_is_right(name, example):
     assert name in example
     check_parsed(Block(name, 1, "bash", example))
 
 
-def test_reasons_are_reasons() -> None:
+def test_reasons_are_reasons():
     for block in all_blocks():
         assert not block.reason or len(block.reason.split()) >= 3, block.place
         assert not block.reason or block.language in ("bash", "python"), block.place
@@ -212,13 +209,13 @@ def test_reasons_are_reasons() -> None:
         ("json", "{", "Expecting"),
     ],
 )
-def test_a_wrong_block_is_found(language: str, text: str, words: str) -> None:
+def test_a_wrong_block_is_found(language, text, words):
     with pytest.raises(BadBlock) as caught:
         check_parsed(Block("page.md", 1, language, text))
     assert words in str(caught.value)
 
 
-def test_fences_and_their_reasons_are_found(tmp_path: Path) -> None:
+def test_fences_and_their_reasons_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- parsed only: needs\nsudo rights -->\n```bash\none\n```\n\n- in a list\n\n"
@@ -234,7 +231,7 @@ def test_fences_and_their_reasons_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.spark
-def test_a_wrong_option_fails_the_page_that_has_it(world: World, tmp_path: Path) -> None:
+def test_a_wrong_option_fails_the_page_that_has_it(world, tmp_path):
     with pytest.raises(AssertionError, match="--lodger"):
         world.shell.run("rocket-sink report --lodger x | cat", tmp_path, {})
     assert os.environ.get("NAMESRV_ADDR") is None

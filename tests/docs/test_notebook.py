@@ -34,7 +34,7 @@ def _index(cells: list[Any], text: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path: Path) -> None:
+def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path):
     notebook = nbformat.read(FILE, as_version=4)
     cells = notebook.cells
     query, wait = cells[_index(cells, QUERY)], cells[_index(cells, WAIT)]
@@ -66,7 +66,7 @@ def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path
     assert sum("<table" in page or "<pre" in page for page in shown) >= 3
 
 
-def test_the_stored_notebook_has_no_output() -> None:
+def test_the_stored_notebook_has_no_output():
     for cell in nbformat.read(FILE, as_version=4).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None

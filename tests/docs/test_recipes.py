@@ -10,7 +10,6 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from tests.clusters import make_topic, repair
 from tests.docs.blocks import ROOT, blocks_of
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
@@ -23,9 +22,7 @@ JARS = Path(pyspark.__file__).parent / "jars"
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-def test_the_recipes_run_and_java_reads_their_messages(
-    local_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_the_recipes_run_and_java_reads_their_messages(local_cluster, tmp_path):
     repair(local_cluster)
     blocks = [b for b in blocks_of(PAGE) if b.language == "python" and not b.reason]
     code = "\n".join(block.text for block in blocks)
@@ -67,7 +64,7 @@ FIRST_LINES, *RECIPES = PAGE.read_text(encoding="utf-8").split("\n## ")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.partition("\n")[0])
-def test_a_recipe_needs_nothing_but_the_first_lines(recipe: str) -> None:
+def test_a_recipe_needs_nothing_but_the_first_lines(recipe):
     code = "".join(re.findall("```python\n(.*?)```", FIRST_LINES + recipe, re.DOTALL))
     undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"]
     assert subprocess.run(undefined_names, input=code, text=True, check=False).returncode == 0

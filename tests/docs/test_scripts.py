@@ -23,11 +23,11 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["reference_tables", "pictures"])
-def test_what_scripts_make_is_what_is_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_scripts_make_is_what_is_stored(name, monkeypatch):
     assert module(name, monkeypatch).main(["--check"]) == 0, f"run: python docs/{name}.py"
 
 
-def test_an_old_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_table_is_found(monkeypatch):
     script = module("reference_tables", monkeypatch)
     text = (DOCS / "reference" / "errors.md").read_text("utf-8")
     assert script.with_tables("reference/errors.md", text) == text
@@ -35,7 +35,7 @@ def test_an_old_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert old != text and script.with_tables("reference/errors.md", old) == text
 
 
-def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_room_is_in_the_picture(monkeypatch):
     rooms = module("rooms", monkeypatch)
     drawn = module("drawn_rooms", monkeypatch).svg()
     modules, _ = rooms.rooms()
@@ -44,7 +44,7 @@ def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(name in drawn for name in names)
 
 
-def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_way_becomes_longer(monkeypatch):
     ways = module("ways", monkeypatch)
     # A row takes 52 files and a message 28, and a busy machine may add some: the shapes of answers
     # are a file of their own (wire/answers.py). A message passes the ranked brokers
@@ -54,7 +54,7 @@ def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(way) <= most, sorted(way)
 
 
-def test_a_demo_becomes_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_becomes_a_picture(monkeypatch):
     script = module("demo_picture", monkeypatch)
     output = "start\r\n\x1b[32m1/9\x1b[0m\r\x1b[32m9/9\x1b[0m\r\nledger: /tmp/x\r\n\r\nPASSED\r\n"
     assert [line.plain for line in script.last_forms(output)] == [

@@ -27,14 +27,14 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     done = build(DOCS, out)
     assert done.returncode == 0, done.stderr
     return out / "html"
 
 
-def test_the_site_builds_without_a_warning(site: Path) -> None:
+def test_the_site_builds_without_a_warning(site):
     for page in DOCS.rglob("*.md"):
         if "_build" not in page.parts:
             assert (site / page.relative_to(DOCS).with_suffix(".html")).exists(), page
@@ -66,7 +66,7 @@ QUERIES = {
 """{what somebody types into the search: the page that must be among the results}"""
 
 
-def test_the_search_finds_the_pages(site: Path) -> None:
+def test_the_search_finds_the_pages(site):
     """Look as the site's searchtools.js does: an index entry that has the query as a part."""
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -81,7 +81,7 @@ def test_the_search_finds_the_pages(site: Path) -> None:
         assert page in {index["docnames"][number] for number in numbers}, query
 
 
-def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+def test_the_site_loads_nothing_from_the_network(site):
     for page in site.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|link|img|iframe|object)\b[^>]*?(?:src|href|data)=\"(https?:[^\"]+)\"",
@@ -97,7 +97,7 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
         assert linked <= {"http://www.w3.org/2000/svg"}, picture
 
 
-def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path):
     source = tmp_path / "docs"
     source.mkdir()
     for name in ("conf.py", "drawn_rooms.py", "rooms.py", "search_words.py"):
@@ -131,7 +131,7 @@ def anchors(page: Path) -> set[str]:
     [*pages(), *ROOT.glob("[A-QS-Z]*.md"), ROOT / "benchmarks" / "README.md"],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_links_between_files_lead_somewhere(page: Path) -> None:
+def test_links_between_files_lead_somewhere(page):
     for target in links(page):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
@@ -145,12 +145,12 @@ def lines_of(name: str) -> int:
     return len((ROOT / name).read_text(encoding="utf-8").splitlines())
 
 
-def test_what_newcomers_read_is_short() -> None:
+def test_what_newcomers_read_is_short():
     assert lines_of("README.md") <= 150 and lines_of("README.zh.md") <= 150
     assert lines_of("CONTRIBUTING.md") + lines_of("docs/architecture.md") < 250
 
 
-def test_each_row_of_the_identities_names_a_test_that_exists() -> None:
+def test_each_row_of_the_identities_names_a_test_that_exists():
     text = (DOCS / "guarantees" / "identity.md").read_text("utf-8")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
     tests = [row[5] for row in rows if row[5].strip() not in {"test", "---"}]

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from rocket_sink.cluster.detached import default_home
 from rocket_sink.cluster.jars import CACHE_ENV, cache_folder
 from rocket_sink.ledger.path import LedgerPath
@@ -11,7 +9,7 @@ from rocket_sink.ledger.path import LedgerPath
 PAGE = Path(__file__).parents[2] / "docs" / "deploy" / "uninstall.md"
 
 
-def test_the_page_names_each_folder_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_names_each_folder_in_the_home(monkeypatch):
     for name in (CACHE_ENV, "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")

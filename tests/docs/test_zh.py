@@ -40,12 +40,12 @@ def differences(page: Path, english: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAIRS, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_chinese_page_has_what_the_english_one_has(page: Path) -> None:
+def test_a_chinese_page_has_what_the_english_one_has(page):
     assert PAIRS[page].exists(), f"{page} has no English page"
     assert differences(page, PAIRS[page]) == []
 
 
-def test_each_guide_is_there_in_chinese() -> None:
+def test_each_guide_is_there_in_chinese():
     wanted = {"quickstart.md", "operate/paged-at-night.md"}
     wanted |= {f"guides/{page.name}" for page in (ROOT / "docs" / "guides").glob("*.md")}
     assert {page.relative_to(ZH).as_posix() for page in PAIRS if ZH in page.parents} == wanted
@@ -61,9 +61,7 @@ def test_each_guide_is_there_in_chinese() -> None:
         ("quickstart", "<!-- parsed only: takes", "<!-- takes", "blocks"),
     ],
 )
-def test_a_change_on_one_side_is_found(
-    name: str, old: str, new: str, difference: str, tmp_path: Path
-) -> None:
+def test_a_change_on_one_side_is_found(name, old, new, difference, tmp_path):
     page, english = next((zh, en) for zh, en in PAIRS.items() if zh.stem == name)
     text = english.read_text("utf-8")
     assert old in text

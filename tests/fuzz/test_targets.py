@@ -2,7 +2,6 @@
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,14 @@ from tests.fuzz.targets import TARGETS, feed
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_samples_themselves_decode(name: str) -> None:
+def test_the_samples_themselves_decode(name):
     for sample in TARGETS[name].samples:
         result = feed(TARGETS[name], sample)
         assert not isinstance(result, Exception), result
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if recorded(name)])
-def test_recorded_traffic_decodes(name: str) -> None:
+def test_recorded_traffic_decodes(name):
     results = [feed(TARGETS[name], sample) for sample in recorded(name)]
     # A piece of the traffic may be cut, and not every header belongs to a send answer.
     assert name in ("frame", "send answer") or not any(
@@ -27,21 +26,21 @@ def test_recorded_traffic_decodes(name: str) -> None:
     )
 
 
-def test_recorded_traffic_is_small_and_from_both_generations() -> None:
+def test_recorded_traffic_is_small_and_from_both_generations():
     assert RECORDED.stat().st_size < 200_000
     assert set(json.loads(RECORDED.read_text())) == {"5.5.0", "4.9.7"}
     assert sum(bool(recorded(name)) for name in TARGETS) >= 17
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="no wheel of atheris for this Python")
-def test_twenty_thousand_inputs_find_nothing(tmp_path: Path) -> None:
+def test_twenty_thousand_inputs_find_nothing(tmp_path):
     done = fuzz("all", 20_000, tmp_path)
     assert not done.finding, done.finding
     assert done.inputs >= 20_000
     assert done.coverage > 100
 
 
-def test_a_wrong_error_is_a_find() -> None:
+def test_a_wrong_error_is_a_find():
     def wrong(data: bytes) -> object:
         raise KeyError(data)
 

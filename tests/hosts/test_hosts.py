@@ -28,7 +28,7 @@ def _trial(name: str) -> dict[str, Any]:
 
 
 @needs_hosts
-def test_hosts_have_names_pids_and_disks_of_their_own() -> None:
+def test_hosts_have_names_pids_and_disks_of_their_own():
     result = _trial("hosts")
     assert result["name"] == "one"
     assert result["pids"] == 2, "init and ps"
@@ -42,7 +42,7 @@ def test_hosts_have_names_pids_and_disks_of_their_own() -> None:
 
 
 @needs_hosts
-def test_a_cable_is_bad_in_each_way_and_good_again() -> None:
+def test_a_cable_is_bad_in_each_way_and_good_again():
     times = _trial("cables")
     good = [name for name in times if name.endswith("_healed") or name == "plain"]
     assert all(isinstance(time_s, float) for name in good for time_s in times[name]), times
@@ -57,7 +57,7 @@ def test_a_cable_is_bad_in_each_way_and_good_again() -> None:
 
 @needs_hosts
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_leaves_nothing_behind(number: signal.Signals) -> None:
+def test_a_killed_run_leaves_nothing_behind(number):
     mark = f"bed_{uuid.uuid4().hex}"
     # The owner is a process in between, like a command that a person stops.
     code = (
@@ -108,7 +108,7 @@ def _line(**what: Any) -> Line:
     return line
 
 
-def test_frames_are_delayed_and_never_overtake() -> None:
+def test_frames_are_delayed_and_never_overtake():
     line = _line(delay_ms=100, jitter_ms=400)
     frames = [_segment(number) for number in range(200)]
     for number, frame in enumerate(frames):
@@ -119,7 +119,7 @@ def test_frames_are_delayed_and_never_overtake() -> None:
     assert line.wait_s(10) is None
 
 
-def test_loss_is_of_one_direction_and_of_the_share_asked_for() -> None:
+def test_loss_is_of_one_direction_and_of_the_share_asked_for():
     line = _line(loss_in=0.3)
     for number in range(2000):
         line.take(IN, _segment(number), 0.0)
@@ -129,7 +129,7 @@ def test_loss_is_of_one_direction_and_of_the_share_asked_for() -> None:
     assert 1300 < passed.count(IN) < 1500
 
 
-def test_a_slow_line_has_a_rate_and_a_queue_that_ends() -> None:
+def test_a_slow_line_has_a_rate_and_a_queue_that_ends():
     line = _line(rate_bps=64_000)
     for number in range(1000):
         line.take(IN, _segment(number, payload=946), 0.0)
@@ -138,7 +138,7 @@ def test_a_slow_line_has_a_rate_and_a_queue_that_ends() -> None:
     assert len(line.due(100)) == 9
 
 
-def test_a_reset_ends_each_connection_once_in_a_period() -> None:
+def test_a_reset_ends_each_connection_once_in_a_period():
     line = _line(reset_every_s=1.0)
     for moment in (0.1, 0.2, 0.3, 1.1, 1.2):
         line.take(IN, _segment(5), moment)
@@ -147,7 +147,7 @@ def test_a_reset_ends_each_connection_once_in_a_period() -> None:
     assert [bool(flag) for flag in flags].count(True) == 4, "both ends, in two periods"
 
 
-def test_made_segments_are_right() -> None:
+def test_made_segments_are_right():
     frame = _segment(1000, payload=10)
     sender = Segment.of(frame)
     assert sender is not None

@@ -36,7 +36,7 @@ def _assert_kept(rows: dict[str, Any]) -> None:
         assert row["sent"] > 0
 
 
-def test_bad_networks() -> None:
+def test_bad_networks():
     cases = _played("tests.hosts.networks", "--no-spark")
     assert tuple(cases) == networks.SHORT
     for rows in cases.values():
@@ -45,7 +45,7 @@ def test_bad_networks() -> None:
     assert sum(row["announced"] for row in cases["hole"].values()) > 0, "the fault was there"
 
 
-def test_replicated_brokers() -> None:
+def test_replicated_brokers():
     cases = _played("tests.hosts.replication", "--no-spark")
     assert tuple(cases) == replication.SHORT
     for rows in cases.values():
@@ -54,7 +54,7 @@ def test_replicated_brokers() -> None:
     assert all(row["degraded"] == 0 for row in cases["failover"].values())
 
 
-def test_a_worker_host_dies() -> None:
+def test_a_worker_host_dies():
     cases = _played("tests.hosts.standalone")
     assert tuple(cases) == standalone.SHORT
     for rows in cases.values():

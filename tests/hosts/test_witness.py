@@ -1,8 +1,6 @@
 """The witness finds messages that are lost, doubled in silence, denied or disordered."""
 
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,7 +16,7 @@ def _stored(*numbers: int, mode: str = "sync", queue: int = 0) -> list[Stored]:
     ]
 
 
-def test_figures_of_a_producer() -> None:
+def test_figures_of_a_producer():
     report = {
         "told": [[0, "acked", False, 0], [1, "degraded", True, 0], [2, "unknown", True, 0],
                  [3, "not_sent", False, 0], [4, "rejected", False, 0], [5, "acked", False, 0]],
@@ -35,7 +33,7 @@ def test_figures_of_a_producer() -> None:
     assert figures.pause_ms == 100
 
 
-def test_a_lane_announces_by_number_and_its_letters_are_failures() -> None:
+def test_a_lane_announces_by_number_and_its_letters_are_failures():
     report = {
         "written": 4, "letters": [["sync.3", "not_sent"]], "possible": 1, "degraded": 0,
         "errors": [], "accounted": True, "ended_ms": 2000,
@@ -52,9 +50,7 @@ def test_a_lane_announces_by_number_and_its_letters_are_failures() -> None:
     [((0, 1, 2), 900, 1250, 100), ((0, 1, 2), 0, 1200, 1000), ((0, 1, 2), 1000, 5000, 3800),
      ((), 0, 5000, 5000)],
 )  # fmt: skip
-def test_a_pause_includes_both_ends(
-    numbers: tuple[int, ...], since_ms: int, until_ms: int, pause_ms: int
-) -> None:
+def test_a_pause_includes_both_ends(numbers, since_ms, until_ms, pause_ms):
     reported = Told(acked=numbers, ended_ms=until_ms)
     assert finding("sync", reported, _stored(*numbers), since_ms).pause_ms == pause_ms
 
@@ -62,14 +58,14 @@ def test_a_pause_includes_both_ends(
 @pytest.mark.parametrize(
     ("numbers", "wrong"), [((0, 8, 16), 0), ((0, 16, 8), 1), ((0, 8, 0, 16), 0), ((8, 0, 8), 1)]
 )
-def test_order_is_that_of_first_copies(numbers: tuple[int, ...], wrong: int) -> None:
+def test_order_is_that_of_first_copies(numbers, wrong):
     stored = _stored(*numbers, mode="ordered")
     assert finding("ordered", Told(ended_ms=1), stored, 0, ordered=True).disordered == wrong
     moved = stored + _stored(24, mode="ordered", queue=1)
     assert finding("ordered", Told(ended_ms=1), moved, 0, ordered=True).disordered == wrong + 1
 
 
-def test_broken_promises() -> None:
+def test_broken_promises():
     def broken(
         covered: bool = True, may_fail: bool = False, degraded: bool = False, lane: bool = False,
         **told: object,
@@ -94,13 +90,13 @@ def test_broken_promises() -> None:
     assert broken(**good, ended_ms=9000, covered=False) == []
 
 
-def test_going_on_is_measured_from_the_moment_that_the_case_names() -> None:
+def test_going_on_is_measured_from_the_moment_that_the_case_names():
     reported = Told(acked=[0, 1], ended_ms=9000)
     assert finding("sync", reported, _stored(0, 1), 0, back_at_ms=1050).back_ms == 50
     assert finding("sync", reported, _stored(0, 1), 0, back_at_ms=2000).back_ms == 7000
 
 
-def test_part_of_a_run_replaces_its_cases_only(tmp_path: Path) -> None:
+def test_part_of_a_run_replaces_its_cases_only(tmp_path):
     file = tmp_path / "results.json"
     tables.store(file, {"cases": [{"name": "a", "n": 1}, {"name": "b", "n": 1}]}, whole=True)
     tables.store(file, {"cases": [{"name": "b", "n": 2}, {"name": "c", "n": 2}]}, whole=False)
@@ -109,5 +105,5 @@ def test_part_of_a_run_replaces_its_cases_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", [networks, replication])
-def test_the_short_form_is_of_cases_that_there_are(table: ModuleType) -> None:
+def test_the_short_form_is_of_cases_that_there_are(table):
     assert set(table.SHORT) <= {case.name for case in table.CASES}

@@ -60,7 +60,7 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("told")
     ledger = Ledger(folder)
     complete, short, nothing = context(), context(epoch=1, task_attempt_id=11), context(epoch=2)
@@ -84,7 +84,7 @@ def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
     return Told(ledger, epochs_of(folder), report.totals, report.as_dict(), stored)
 
 
-def test_each_send_of_each_table_producer_is_an_epoch(spark: Any, told: Told) -> None:
+def test_each_send_of_each_table_producer_is_an_epoch(spark, told):
     epochs = [e for e in told.epochs if e["rows_in"] == 100]
     counts = [(e["acked"], e["dead"], e["num_input_rows"]) for e in epochs]
     assert counts == [(75, 25, 100)] * 5
@@ -96,7 +96,7 @@ def test_each_send_of_each_table_producer_is_an_epoch(spark: Any, told: Told) ->
     assert told.stored == 375
 
 
-def test_rows_that_spark_handed_over_and_no_account_has(told: Told) -> None:
+def test_rows_that_spark_handed_over_and_no_account_has(told):
     query = context().query_id
     epochs = [e for e in told.epochs if e["query_id"] == query]
     sums = [(e["rows_in"], e["missing_rows"], e["adds_up"]) for e in epochs]
@@ -104,7 +104,7 @@ def test_rows_that_spark_handed_over_and_no_account_has(told: Told) -> None:
     assert sorted(e["missing_rows"] for e in told.report["epochs"]) == [0] * 6 + [2, 3]
 
 
-def test_the_sums_of_all(spark: Any, told: Told) -> None:
+def test_the_sums_of_all(spark, told):
     totals = told.totals
     assert (totals.epochs, totals.rows_in) == (8, 500 + 12)
     assert (totals.acked, totals.dead) == (375 + 11, 125 + 1)
@@ -112,9 +112,7 @@ def test_the_sums_of_all(spark: Any, told: Told) -> None:
     assert told.ledger.dead_letters(spark).count() == 125
 
 
-def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(spark, cluster, tmp_path):
     """Count no loss if a filter leaves the sink fewer rows than Spark has read."""
     (tmp_path / "source").mkdir()
     bodies = [None if n % 5 == 0 else str(n) for n in range(100)]

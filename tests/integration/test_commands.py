@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +43,7 @@ def json_lines(*arguments: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
     rocket_sink("cluster", "up", "--home", str(folder))
     yield folder
@@ -54,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def name_server(home: Path) -> str:
+def name_server(home):
     state = as_json("cluster", "status", "--home", str(home))
     assert state["running"]
     return str(state["name_server"])
@@ -64,11 +62,11 @@ def tail(name_server: str, topic: str) -> list[Any]:
     return json_lines("tail", "-n", name_server, "-t", topic, "--from-start", "--no-follow")
 
 
-def test_up_twice_is_the_same_cluster(home: Path, name_server: str) -> None:
+def test_up_twice_is_the_same_cluster(home, name_server):
     assert as_json("cluster", "up", "--home", str(home))["name_server"] == name_server
 
 
-def test_send_routes_tail_check(name_server: str) -> None:
+def test_send_routes_tail_check(name_server):
     sent = json_lines(
         "send", "-n", name_server, "-t", "shell", "--tags", "T", "--sharding-key", "k",
         *PATIENT, *ONE_QUEUE, "one", "two", "three",
@@ -84,7 +82,7 @@ def test_send_routes_tail_check(name_server: str) -> None:
     assert as_json("check", "-n", name_server, "-t", "shell", *PATIENT)["ok"]
 
 
-def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
+def test_check_fails_when_a_name_server_is_away(name_server):
     checked = as_json("check", "-n", f"{name_server};127.0.0.1:1", *PATIENT, code=1)
     states = {finding["what"]: finding["state"] for finding in checked["findings"]}
     assert states["name server 127.0.0.1:1"] == "fail"
@@ -101,7 +99,7 @@ def make_topic(name_server: str, topic: str, perm: int = PermName.READ | PermNam
 
 
 @pytest.fixture(scope="class")
-def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[str, str]:
+def world(tmp_path_factory, name_server):
     """Make rows: some have no body, and some are for a topic that takes no messages yet."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "in").mkdir()
@@ -140,15 +138,13 @@ class TestStreamAndBackfill:
             code=code, spark=spark,
         )  # fmt: skip
 
-    def test_1_rows_are_sent_and_accounted_for(self, spark: Any, world: dict[str, str]) -> None:
+    def test_1_rows_are_sent_and_accounted_for(self, spark, world):
         done = self.stream(spark, world)
         counts = [done["counts"][name] for name in ("rows_in", "acked", "dead")]
         assert (done["error"], counts) == (None, [GOOD + EMPTY + LATE, GOOD, EMPTY + LATE])
         assert len(tail(world["ns"], "story")) == GOOD
 
-    def test_3_letters_of_a_closed_topic_are_sent_when_it_opens(
-        self, spark: Any, world: dict[str, str]
-    ) -> None:
+    def test_3_letters_of_a_closed_topic_are_sent_when_it_opens(self, spark, world):
         make_topic(world["ns"], CLOSED)
         done = self.backfill(spark, world)
         assert (done["pending_before"], done["resent"]) == (LATE + EMPTY, LATE)
@@ -161,14 +157,14 @@ class TestStreamAndBackfill:
         assert (again["selected"], again["resent"]) == (0, 0)
         assert len(tail(world["ns"], CLOSED)) == LATE
 
-    def test_5_the_report_tells_the_same(self, world: dict[str, str]) -> None:
+    def test_5_the_report_tells_the_same(self, world):
         report = as_json("report", "-l", world["ledger"])
         totals = report["totals"]["rows_in"], report["totals"]["dead"]
         assert totals == (GOOD + EMPTY + LATE, EMPTY + LATE)
         assert sum(row["pending"] for row in report["dead_letters"]) == EMPTY
 
 
-def test_sigterm_ends_a_stream_in_good_order(tmp_path: Path, name_server: str) -> None:
+def test_sigterm_ends_a_stream_in_good_order(tmp_path, name_server):
     ledger = str(tmp_path / "ledger")
     command = [
         sys.executable, "-m", "rocket_sink.cli", "stream", "--format", "rate",

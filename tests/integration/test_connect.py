@@ -5,7 +5,6 @@ pytest -m slow tests/integration/test_connect.py
 """
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +38,7 @@ spark.stop()
 """
 
 
-def test_rows_from_a_connect_client(tmp_path: Path) -> None:
+def test_rows_from_a_connect_client(tmp_path):
     pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
     put_rows(tmp_path)
     with FakeCluster(brokers=2) as cluster:

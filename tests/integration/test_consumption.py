@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink import Ledger, TableProducer
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands import check
 from rocket_sink.ledger.query import consumption as module
 from rocket_sink.ledger.report import Scope, figures
@@ -29,7 +27,7 @@ from tests.run_command import run_command
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_path: Path) -> None:
+def test_what_a_java_consumer_has_read(cluster, spark, tmp_path):
     topic, ledger = f"consumed-{uuid.uuid4().hex[:8]}", Ledger(tmp_path / "ledger")
     group = f"push-{topic}"  # that of PushTopic.java
     make_topic(cluster, topic)
@@ -81,9 +79,7 @@ def test_what_a_java_consumer_has_read(cluster: LocalCluster, spark: Any, tmp_pa
 
 
 @pytest.mark.parametrize("end", [100, 80, 70])
-def test_messages_that_wait_or_were_deleted(
-    end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_that_wait_or_were_deleted(end, tmp_path, monkeypatch):
     """The ledger of a night has messages from offset 42 on in each queue. The group is at 60 in one
     topic, whose queues begin at 70 now, or has no position in a queue, or in the other topic. If
     the topic was made anew, it may end (80, 70) before the ledger's messages do."""

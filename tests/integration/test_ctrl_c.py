@@ -23,7 +23,7 @@ wait_for = partial(until, timeout_s=DEADLINE_S, poll_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+def ledger(tmp_path_factory):
     return night(tmp_path_factory.mktemp("night") / "ledger")
 
 
@@ -70,7 +70,7 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error_text.removeprefix("starting Spark ...\n").removeprefix("\n")
 
 
-def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
+def test_while_the_jvm_starts(ledger, tmp_path):
     with started(tmp_path, "report", "--ledger", ledger, "--fold") as process:
         wait_for(lambda: any(m.info["name"] == "java" for m in of_session(process.pid)))
         assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")
@@ -78,7 +78,7 @@ def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_spark_is_at_work(ledger: str, tmp_path: Path) -> None:
+def test_while_spark_is_at_work(ledger, tmp_path):
     """Interrupt a query that takes hours: only the end of its JVM ends it."""
     count = "aggregate(sequence(1, 1000000 + length(query_id)), 0L, (sum, n) -> sum + n)"
     hours = f"aggregate(sequence(1, 1000000), 0L, (sum, n) -> sum + {count})"

@@ -1,8 +1,6 @@
 """`rocket-sink demo` with fewer rows passes under a freeze and under a kill."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ ROWS = 20_000
 
 
 @pytest.mark.parametrize("fault", ["freeze", pytest.param("kill", marks=pytest.mark.slow)])
-def test_a_strict_run_passes_with_a_broken_broker(spark: Any, fault: str, tmp_path: Path) -> None:
+def test_a_strict_run_passes_with_a_broken_broker(spark, fault, tmp_path):
     out = tmp_path / "demo"
     arguments = ("--rows", str(ROWS), "--fault", fault, "--out", str(out))
     done = run_command("demo", *arguments, spark=spark)
@@ -28,7 +26,7 @@ def test_a_strict_run_passes_with_a_broken_broker(spark: Any, fault: str, tmp_pa
     assert not (out / "flights").exists()
 
 
-def test_a_folder_with_other_files_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     done = run_command("demo", "--out", str(tmp_path))
     assert (done.code, done.out) == (1, "")

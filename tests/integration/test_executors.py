@@ -3,7 +3,6 @@
 import os
 import signal
 from collections import Counter
-from typing import Any
 
 import pytest
 from pyarrow.dataset import dataset
@@ -19,7 +18,7 @@ ROWS = 4000
 
 
 @pytest.fixture(scope="module")
-def writes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Counter[str]]]:
+def writes(spark, tmp_path_factory):
     """Return requests per worker and broker for three writes.
 
     The first write uses one worker, the second all, the third new workers after all were killed.
@@ -59,16 +58,14 @@ def writes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[in
     return writes_sent
 
 
-def test_a_slow_broker_is_avoided_by_all_workers_of_the_executor(
-    writes: list[dict[int, Counter[str]]],
-) -> None:
+def test_a_slow_broker_is_avoided_by_all_workers_of_the_executor(writes):
     ((first, brokers),) = writes[0].items()
     assert brokers[SLOW], "the first worker never met the slow broker"
     assert set(writes[1]) - {first}, "no other worker had a task"
     assert not any(brokers[SLOW] for brokers in writes[1].values())
 
 
-def test_new_workers_start_warm(writes: list[dict[int, Counter[str]]]) -> None:
+def test_new_workers_start_warm(writes):
     after = writes[2]
     assert after
     assert not {*writes[0], *writes[1]} & set(after)

@@ -102,7 +102,7 @@ def put_rows(folder: Path) -> None:
 
 
 @pytest.fixture
-def rows_folder(tmp_path: Path) -> Path:
+def rows_folder(tmp_path):
     put_rows(tmp_path)
     return tmp_path
 
@@ -111,7 +111,7 @@ def wanted(*kinds: str) -> list[str]:
     return sorted(f"{kind} {number}" for kind in kinds for number in range(10))
 
 
-def test_the_name_that_spark_looks_for() -> None:
+def test_the_name_that_spark_looks_for():
     import pyspark_rocketmq
 
     assert pyspark_rocketmq.DefaultSource.name() == FORMAT
@@ -119,7 +119,7 @@ def test_the_name_that_spark_looks_for() -> None:
 
 
 @pytest.mark.spark
-def test_data_frames_streams_and_sql(cluster: FakeCluster, rows_folder: Path) -> None:
+def test_data_frames_streams_and_sql(cluster, rows_folder):
     run([sys.executable, "-c", FRAMES_AND_SQL, cluster.name_server, str(rows_folder)])
     assert bodies(cluster) == wanted("frame", "stream", "sql")
 
@@ -127,7 +127,7 @@ def test_data_frames_streams_and_sql(cluster: FakeCluster, rows_folder: Path) ->
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["sql", "scala", "java"])
-def test_who_writes_without_python(cluster: FakeCluster, kind: str, tmp_path: Path) -> None:
+def test_who_writes_without_python(cluster, kind, tmp_path):
     """spark-sql, spark-shell and a Java program: only Spark's workers are Python."""
     bin_folder = Path(pyspark.__file__).parent / "bin"
     address = cluster.name_server
@@ -149,7 +149,7 @@ def test_who_writes_without_python(cluster: FakeCluster, kind: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_connect_client(cluster: FakeCluster, rows_folder: Path) -> None:
+def test_a_connect_client(cluster, rows_folder):
     pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
     run([sys.executable, "-c", CONNECT, cluster.name_server, str(rows_folder)])
     assert bodies(cluster) == wanted("connect")
@@ -157,7 +157,7 @@ def test_a_connect_client(cluster: FakeCluster, rows_folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_declarative_pipeline(cluster: FakeCluster, rows_folder: Path) -> None:
+def test_a_declarative_pipeline(cluster, rows_folder):
     pytest.importorskip("grpc", reason='pip install "pyspark[pipelines]"')
     folder = rows_folder / "pipeline"
     (folder / "transformations").mkdir(parents=True)

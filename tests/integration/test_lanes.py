@@ -34,7 +34,7 @@ cluster = scripted_cluster(scope="module")
     ],
     ids=lambda lane: lane.name,
 )
-def lane(request: pytest.FixtureRequest) -> Lane:
+def lane(request):
     return request.param  # type: ignore[no-any-return]
 
 
@@ -86,7 +86,7 @@ class World:
 
 
 @pytest.fixture
-def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: Lane) -> World:
+def world(spark, cluster, tmp_path, lane):
     return World(spark, cluster, tmp_path, lane)
 
 
@@ -117,7 +117,7 @@ def flights(count: int, keys: int = 40) -> pa.Table:
     )  # fmt: skip
 
 
-def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None:
+def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world):
     world.put(flights(3000))
     world.run(ordering="strict")
     stored = world.stored()
@@ -146,7 +146,7 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
 
 # The three lanes use Python's rows, Arrow's batches, and the accounts of a commit.
 @lanes_of("foreach", "source_batch", "foreach_batch")
-def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> None:
+def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world):
     good = flights(20)
     bad = good.slice(0, 7).drop_columns(["body", "keys", "properties"])
     bad = bad.append_column("body", pa.array(
@@ -174,9 +174,7 @@ def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> Non
 
 
 @lanes_of("foreach")
-def test_moments_of_all_years_are_sent_as_they_are(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moments_of_all_years_are_sent_as_they_are(world, monkeypatch):
     """In a worker west of UTC the begin of year 1 is no datetime; Spark itself takes more years."""
     monkeypatch.setitem(world.spark.sparkContext.environment, "TZ", "America/New_York")
     year_1 = calendar.timegm((1, 1, 1, 0, 0, 0)) * 1_000_000
@@ -194,7 +192,7 @@ def test_moments_of_all_years_are_sent_as_they_are(
 
 # The two lanes fail in a stream and in a batch.
 @lanes_of("foreach", "write")
-def test_a_source_is_not_turned_into_dead_letters_while_all_brokers_are_down(world: World) -> None:
+def test_a_source_is_not_turned_into_dead_letters_while_all_brokers_are_down(world):
     world.put(flights(30))  # one task: Spark lets others run on when the first has failed
     try:
         world.cluster.kill()
@@ -213,7 +211,7 @@ def test_a_source_is_not_turned_into_dead_letters_while_all_brokers_are_down(wor
 
 # The two lanes bring accounts by the spool and by a commit.
 @lanes_of("foreach", "write")
-def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world: World) -> None:
+def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world):
     """Send all rows by the run after two attempts that sent some rows and failed upstream.
 
     Spark's own raise_error makes the error: on Spark 4.2.0 a Python UDF in the stage of any foreach
@@ -245,9 +243,7 @@ def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world: World
     assert len(done) == 1 and done[0].adds_up and done[0].rows_in == 3000
 
 
-def test_a_missing_column_is_an_error_that_names_it(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_column_is_an_error_that_names_it(world, caplog):
     """The driver ends a foreach query, and says why in its log: Spark's error cannot."""
     world.put(flights(5).drop_columns(["body"]))
     with pytest.raises(Exception) as error:
@@ -257,7 +253,7 @@ def test_a_missing_column_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)
-def test_an_app_id_goes_with_its_checkpoint(world: World) -> None:
+def test_an_app_id_goes_with_its_checkpoint(world):
     """Refuse an appId without its checkpoint. The crash harness shows it for foreachBatch."""
     world.put(flights(20))
     world.run(appId="a")
@@ -267,7 +263,7 @@ def test_an_app_id_goes_with_its_checkpoint(world: World) -> None:
     assert len(world.stored()) == 20
 
 
-def test_what_is_checked_on_the_driver(spark: Any, cluster: FakeCluster) -> None:
+def test_what_is_checked_on_the_driver(spark, cluster):
     sink = RocketSink(nameServer=cluster.name_server, topic="t")
     with pytest.raises(ColumnError, match="body"):
         sink.check(spark.range(1))
@@ -277,16 +273,14 @@ def test_what_is_checked_on_the_driver(spark: Any, cluster: FakeCluster) -> None
         sink.write(spark.readStream.format("rate").load())
 
 
-def test_stream_hands_only_needed_columns_to_python(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_stream_hands_only_needed_columns_to_python(spark, cluster, tmp_path):
     world = World(spark, cluster, tmp_path, LANES[5])
     world.put(flights(50).drop_columns(["body"]))
     world.run(bodyFormat="json")
     assert {m.body for m in world.stored()} == {b'{"ignored":%d}' % i for i in range(50)}
 
 
-def test_the_batch_summary_prints_well(spark: Any, cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_batch_summary_prints_well(spark, cluster, tmp_path):
     world = World(spark, cluster, tmp_path, LANES[2])
     world.put(flights(30))
     rows = read(spark, tmp_path / "source")

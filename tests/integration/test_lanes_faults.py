@@ -103,9 +103,7 @@ def run_whole(
 
 
 @pytest.mark.parametrize("fault", ["freeze", "kill"])
-def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(
-    cluster: LocalCluster, tmp_path: Path, fault: str
-) -> None:
+def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(cluster, tmp_path, fault):
     sending = Sending(cluster, tmp_path, ordering="strict", orderWaitMs=200_000)
     broker = cluster.brokers[0]
 
@@ -123,9 +121,7 @@ def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort"])
-def test_nothing_is_lost_when_a_broker_is_killed(
-    cluster: LocalCluster, tmp_path: Path, ordering: str
-) -> None:
+def test_nothing_is_lost_when_a_broker_is_killed(cluster, tmp_path, ordering):
     sending = Sending(cluster, tmp_path, ordering=ordering, sendMsgTimeout=20_000)
     broker = cluster.brokers[1]
     summary, stored = run_whole(sending, broker.kill, broker.restart)

@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from tests.damaged import damaged
 from tests.task.one_task import run_task
 
@@ -19,7 +17,7 @@ AGAIN = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
 
 
 @pytest.fixture(params=["none", "strict"])
-def sending(request: Any, cluster: LocalCluster, tmp_path: Path) -> Sending:
+def sending(request, cluster, tmp_path):
     return Sending(
         cluster, tmp_path, delivery="effectively_once", ordering=request.param,
         sendMsgMaxTimeoutPerRequest=300, sendMsgTimeout=60_000, orderWaitMs=2_000,
@@ -39,7 +37,7 @@ def check(sending: Sending, summary: Any, *, in_part: int) -> None:
     assert sending.options.ordering == "none" or in_order(stored)
 
 
-def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
+def test_a_frozen_broker_doubles_nothing(sending):
     """Requests to a frozen broker run out of time, and it stores them when it wakes up."""
     broker = sending.cluster.brokers[0]
 
@@ -53,7 +51,7 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
 @pytest.mark.parametrize(
     "sending", [pytest.param("none", marks=pytest.mark.slow), "strict"], indirect=True
 )
-def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
+def test_a_killed_broker_doubles_nothing(sending):
     """Allow one torn copy: the message that the broker was writing (`test_torn_log.py`)."""
     broker = sending.cluster.brokers[1]
 
@@ -66,7 +64,7 @@ def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
     check(sending, sending.run(kill), in_part=1)
 
 
-def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_delayed_messages_are_found_where_they_wait(cluster, tmp_path):
     sending = Sending(cluster, tmp_path, delivery="effectively_once")
     rows = {
         "body": [str(i) for i in range(40)], "delay_level": [18] * 20 + [None] * 20,

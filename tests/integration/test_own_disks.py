@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ class Played(NamedTuple):
 @pytest.fixture(
     scope="module", params=[pytest.param(CASES, id="few"), pytest.param(ALL_CASES, id="all")]
 )
-def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("disks")
     cases = [(disk, lane) for disk, lanes in request.param.items() for lane in lanes]
     with FakeCluster(brokers=1) as cluster:
@@ -80,7 +79,7 @@ def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         yield Played(folder, cluster, request.param, found)
 
 
-def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> None:
+def test_nothing_is_sent_by_tasks_that_see_another_folder(played):
     for lane, result in played.of("own").items():
         if lane in EVERY:
             words = "not the one that the driver sees", "mount storage", "set ledgerVia=spark"
@@ -88,7 +87,7 @@ def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> Non
             assert not played.stored("own", lane), lane
 
 
-def test_the_driver_folds_what_only_the_driver_sees(played: Played) -> None:
+def test_the_driver_folds_what_only_the_driver_sees(played):
     """Fold rows of a spool on the driver's own disk, and rows that Spark has brought there."""
     own = played.of("own")
     assert not own["fold"]["error"] and not own["fold"]["log"], own["fold"]
@@ -104,14 +103,14 @@ def test_the_driver_folds_what_only_the_driver_sees(played: Played) -> None:
     assert not list((played.folder / "own").rglob("*.arrow"))
 
 
-def test_nothing_is_sent_by_tasks_that_cannot_write(played: Played) -> None:
+def test_nothing_is_sent_by_tasks_that_cannot_write(played):
     for lane, result in played.of("readonly").items():
         words = "Read-only file system", "let the users of driver and executors write"
         assert all(text in result["error"] for text in words), (lane, result)
         assert not played.stored("readonly", lane), lane
 
 
-def test_executors_that_share_the_disk_pass(played: Played) -> None:
+def test_executors_that_share_the_disk_pass(played):
     results = played.of("shared")
     assert not any(result["error"] or result["log"] for result in results.values()), results
     assert all(played.stored("shared", lane) == ROWS // 2 for lane in results)
@@ -120,7 +119,7 @@ def test_executors_that_share_the_disk_pass(played: Played) -> None:
     assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(results)
 
 
-def test_rows_that_went_to_another_spool_are_an_error(played: Played) -> None:
+def test_rows_that_went_to_another_spool_are_an_error(played):
     """The ledger's token is there, but rows that Spark handed over are not in the accounts."""
     results = played.of("spool")
     assert not any(result["error"] for result in results.values()), results

@@ -61,7 +61,7 @@ def dlq(cluster: LocalCluster, verb: str) -> Done:
     return done
 
 
-def test_the_way_of_a_dead_letter(cluster: LocalCluster) -> None:
+def test_the_way_of_a_dead_letter(cluster):
     options = SinkOptions.parse(nameServer=cluster.name_server, **PATIENT)
     with Admin(options, timeout_s=20) as admin, Producer(options) as producer:
         admin.create_topic(TOPIC, queues=4)
@@ -101,7 +101,7 @@ def test_the_way_of_a_dead_letter(cluster: LocalCluster) -> None:
         assert not {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID"} & {n for m in copies for n in m.properties}
 
 
-def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
+def test_spark_reads_what_is_stored(cluster, spark):
     """Read the two topics of the test above, one of them a dead-letter topic."""
     register(spark)
 
@@ -148,9 +148,7 @@ TAGS = ("Aa", "BB", "other")
         ("store_timestamp > current_timestamp() - INTERVAL 1 HOUR", 60, 60),
     ],
 )
-def test_filters_of_a_query_narrow_what_is_pulled(
-    cluster: LocalCluster, spark: Any, condition: str, scanned: int, rows: int
-) -> None:
+def test_filters_of_a_query_narrow_what_is_pulled(cluster, spark, condition, scanned, rows):
     if not hasattr(datasource, "EqualTo"):
         pytest.skip("this Spark passes no filters to a reader in Python")
     topic = "filtered"

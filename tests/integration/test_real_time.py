@@ -3,7 +3,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from rocket_sink import Ledger, RocketSink, TableProducer, register
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
@@ -59,7 +58,7 @@ cluster = scripted_cluster()
 
 
 @pytest.fixture
-def options(cluster: FakeCluster, tmp_path: Path) -> dict[str, Any]:
+def options(cluster, tmp_path):
     ledger = str(tmp_path / "ledger")
     where = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
     return {**where, "sendMsgTimeout": 60_000}
@@ -73,9 +72,7 @@ def accounts(spark: Any, options: dict[str, Any]) -> tuple[int, int]:
     return sums.acked, sums.dead
 
 
-def test_foreach_sends_each_row_once(
-    spark: Any, cluster: FakeCluster, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_foreach_sends_each_row_once(spark, cluster, options, tmp_path):
     source = Source(spark)
     query = start(source.frame.writeStream.foreach(RocketSink(**options)), tmp_path)
     try:
@@ -92,7 +89,7 @@ def test_foreach_sends_each_row_once(
 
 
 @pytest.fixture
-def row_by_row(spark: Any) -> Iterator[None]:
+def row_by_row(spark):
     """Let Spark hand over each row alone. It reads `spark.buffer.size` anew for each task."""
     env = spark._jvm.org.apache.spark.SparkEnv.get().conf()
     size = env.get("spark.buffer.size", "65536")
@@ -104,9 +101,7 @@ def row_by_row(spark: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("row_by_row")
-def test_map_in_arrow_sends_each_row_as_it_comes(
-    spark: Any, cluster: FakeCluster, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_map_in_arrow_sends_each_row_as_it_comes(spark, cluster, options, tmp_path):
     """Kill the worker, too: Spark repeats the task, which sends the epoch's rows again."""
     source, pid = Source(spark), tmp_path / "pid"
 
@@ -157,10 +152,7 @@ def _batches(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
         (_batches, "true", "REAL_TIME_MODE"),
     ],
 )
-def test_spark_starts_no_other_lane(
-    spark: Any, cluster: FakeCluster, tmp_path: Path,
-    lane: Callable[[Any, DataFrame, dict[str, str]], Any], checks: str, reason: str,
-) -> None:  # fmt: skip
+def test_spark_starts_no_other_lane(spark, cluster, tmp_path, lane, checks, reason):
     options, source = {"nameServer": cluster.name_server, "topic": "t"}, Source(spark)
     with setting(spark, ALLOWLIST, checks), pytest.raises(PySparkException) as caught:
         query = start(lane(spark, source.frame, options), tmp_path)

@@ -71,11 +71,11 @@ class World:
         for lane in STREAMS
     ]
 )
-def world(request: Any, spark: Any, cluster: LocalCluster, tmp_path: Path) -> World:
+def world(request, spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path, request.param)
 
 
-def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world: World) -> None:
+def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world):
     world.run()
     world.check_copies(1)
     world.forget_the_last_commit()
@@ -86,9 +86,7 @@ def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world: World) -> None:
     assert world.found_stored() == (0 if skipped else ROWS)
 
 
-def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
-    spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_write_that_died_is_asked_for_by_its_app_id(spark, cluster, tmp_path, monkeypatch):
     """The next write of the same name asks brokers; the following one is new with equal rows."""
     world = World(spark, cluster, tmp_path, LANES[2])
 
@@ -119,9 +117,7 @@ _BATCH = pytest.mark.parametrize(
 
 
 @_BATCH
-def test_a_batch_that_failed_is_asked_for_by_its_app_id(
-    spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
-) -> None:
+def test_a_batch_that_failed_is_asked_for_by_its_app_id(spark, cluster, tmp_path, lane):
     world = World(spark, cluster, tmp_path, lane)
     bad = pa.table({"body": [""], "sharding_key": ["k"]})
     pq.write_table(bad, tmp_path / "source" / "bad.parquet")
@@ -136,9 +132,7 @@ def test_a_batch_that_failed_is_asked_for_by_its_app_id(
 
 
 @_BATCH
-def test_nothing_stays_of_batch_writes(
-    spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
-) -> None:
+def test_nothing_stays_of_batch_writes(spark, cluster, tmp_path, lane):
     world = World(spark, cluster, tmp_path, lane)
     for _ in range(2):
         world.run()

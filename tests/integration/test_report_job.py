@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark]
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
 
-def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
+def test_spark_says_what_duckdb_says(tmp_path):
     ledger, page = night(tmp_path / "ledger"), tmp_path / "report.html"
     command = [
         str(SUBMIT), "--master", "local[1]", "--packages", delta_package(),

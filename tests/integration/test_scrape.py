@@ -68,7 +68,7 @@ def alerts(port: int) -> dict[str, tuple[str, str]]:
     return {r["name"]: (r["health"], r["state"]) for group in groups for r in group["rules"]}
 
 
-def test_prometheus_sees_the_rows_of_a_query(tmp_path: Path) -> None:
+def test_prometheus_sees_the_rows_of_a_query(tmp_path):
     page = (ROOT / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
     block = re.search(r"## For Prometheus.*?```python\n(.*?)```", page, re.DOTALL)
     assert block is not None

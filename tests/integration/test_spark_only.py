@@ -30,7 +30,7 @@ LEDGER = "oss://bucket/data/ledger"
 
 
 @pytest.fixture(scope="module")
-def store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(spark, tmp_path_factory):
     """Return the folder that `oss://bucket/data` shows, with a source of 100 rows."""
     folder = tmp_path_factory.mktemp("oss")
     link = "fs.viewfs.mounttable.bucket.link./data"
@@ -58,7 +58,7 @@ def play(
         run(spark, store / "source", checkpoint, options)
 
 
-def test_all_lanes_work(spark: Any, cluster: FakeCluster, store: Path, tmp_path: Path) -> None:
+def test_all_lanes_work(spark, cluster, store, tmp_path):
     for lane in LANES:
         play(spark, cluster, store, tmp_path / lane.name, lane.name)
     assert len(cluster.messages("t")) == 75 * len(LANES)
@@ -92,8 +92,8 @@ def folded(spark: Any) -> list[int]:
 
 @pytest.mark.parametrize("step", ["manifest", "append", "appended", "delete", "deleted"])
 def test_a_killed_fold_of_the_drivers_folder_is_completed(
-    spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+    spark, store, tmp_path, monkeypatch, step
+):
     before = folded(spark) if Ledger(LEDGER).exists(spark) else []
     hosts = [str(tmp_path / "one"), str(tmp_path / "two")]
 
@@ -125,10 +125,7 @@ def test_a_killed_fold_of_the_drivers_folder_is_completed(
         ("foreach_batch", "appId", {"appId": "a"}),
     ],
 )
-def test_the_others_say_why(
-    spark: Any, cluster: FakeCluster, store: Path, tmp_path: Path,
-    lane: str, what: str, more: dict[str, str],
-) -> None:  # fmt: skip
+def test_the_others_say_why(spark, cluster, store, tmp_path, lane, what, more):
     with pytest.raises(Exception, match="pyarrow, by which tasks write them, has no file") as said:
         play(spark, cluster, store, tmp_path, lane, **more)
     assert "All lanes can use this ledger" in str(said.value)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,9 +47,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("lane", "end"), [("foreach", terminate), ("datasource", press_ctrl_c)])
-def test_a_signal_ends_the_query_with_its_accounts(
-    tmp_path: Path, lane: str, end: Callable[[subprocess.Popen[str]], None]
-) -> None:
+def test_a_signal_ends_the_query_with_its_accounts(tmp_path, lane, end):
     builder = configure_spark_with_delta_pip(SparkSession.builder)
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("ticks", queues=1)
@@ -106,7 +103,7 @@ print(Ledger(ledger).epochs(spark).count())
 """
 
 
-def test_a_ledger_needs_no_jars_of_delta(tmp_path: Path) -> None:
+def test_a_ledger_needs_no_jars_of_delta(tmp_path):
     """With Delta's settings and without its jars, Spark would plan no query."""
     (tmp_path / "sends.py").write_text(SENDS)
     with FakeCluster(brokers=1) as cluster:

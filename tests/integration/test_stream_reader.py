@@ -46,9 +46,7 @@ def sent_by_java(cluster: LocalCluster, topic: str, count: int) -> Counter[tuple
 @pytest.mark.skipif(
     Version(pyspark.__version__) < Version("4.2"), reason="a run of one epoch notes no offsets"
 )
-def test_consoles_show_the_lag_of_the_consumer_group(
-    cluster: LocalCluster, spark: Any, tmp_path: Path
-) -> None:
+def test_consoles_show_the_lag_of_the_consumer_group(cluster, spark, tmp_path):
     topic, group = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("t", "g"))
     make_topic(cluster, topic)
     register(spark)
@@ -131,9 +129,7 @@ def run_over_kills(
 
 
 @LENGTHS
-def test_each_message_is_read_once_over_kills_of_the_driver(
-    cluster: LocalCluster, tmp_path: Path, count: int, kills: int
-) -> None:
+def test_each_message_is_read_once_over_kills_of_the_driver(cluster, tmp_path, count, kills):
     sent = run_over_kills(cluster, tmp_path, count, kills, 51, None)
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     expected = Counter(
@@ -146,8 +142,8 @@ def test_each_message_is_read_once_over_kills_of_the_driver(
 
 @LENGTHS
 def test_a_bridge_of_two_topics_loses_and_doubles_nothing_over_kills(
-    cluster: LocalCluster, tmp_path: Path, count: int, kills: int
-) -> None:
+    cluster, tmp_path, count, kills
+):
     target = f"to-{uuid.uuid4().hex[:8]}"
     make_topic(cluster, target)
     sink = {

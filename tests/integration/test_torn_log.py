@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true
         pytest.param(PROVES_PROPERTIES, id="proves properties"),
     ],
 )
-def cluster(request: Any) -> Iterator[LocalCluster]:
+def cluster(request):
     # 5.3.3 appends properties to a batch's messages; 5.5.0 does not.
     running = LocalCluster(brokers=1, version="5.3.3", broker_config=request.param)
     running.start(timeout_s=600)
@@ -79,9 +78,7 @@ def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
 
 
 @pytest.mark.parametrize("lost", [b"UNIQ_KEY", b"__SHARDINGKEY", b"CLUSTER"])
-def test_a_message_that_was_being_written_is_sent_again(
-    cluster: LocalCluster, tmp_path: Path, lost: bytes
-) -> None:
+def test_a_message_that_was_being_written_is_sent_again(cluster, tmp_path, lost):
     """Send the message again. By default readers also see its body with the complete properties.
 
     `CLUSTER` is the broker's own property, which it writes behind the sent ones.

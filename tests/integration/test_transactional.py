@@ -6,8 +6,6 @@ that were committed long ago. If the answer were COMMIT, those would be stored t
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ TOPIC = "decided"
 
 
 @pytest.fixture(scope="module")
-def checking() -> Iterator[LocalCluster]:
+def checking():
     often = {
         "transactionCheckInterval": "1000", "transactionTimeOut": "1000",
         # By these defaults of RocketMQ brokers note ends in batches.
@@ -47,7 +45,7 @@ def checking() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
+def answers(monkeypatch):
     """Return (epoch, message id, answer) of all requests of the brokers."""
     told: list[tuple[int, str, str]] = []
 
@@ -62,9 +60,7 @@ def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
     return told
 
 
-def test_epochs_are_seen_once_decided_and_once(
-    spark: Any, checking: LocalCluster, tmp_path: Path, monkeypatch: Any, answers: Any
-) -> None:
+def test_epochs_are_seen_once_decided_and_once(spark, checking, tmp_path, monkeypatch, answers):
     sink = RocketSink(
         nameServer=checking.name_server, topic=TOPIC, ledger=str(tmp_path / "ledger"), appId="q",
         delivery="transactional", ordering="strict", columns="sharding_key=key",

@@ -3,8 +3,6 @@
 import datetime as dt
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -32,14 +30,14 @@ SMALL_FILES = {
 
 
 @pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     running = LocalCluster(brokers=1, broker_config=SMALL_FILES).start(timeout_s=600)
     make_topic(running, "t", queues=2)
     yield running
     running.stop()
 
 
-def test_planted_faults_delays_and_retention(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_planted_faults_delays_and_retention(cluster, tmp_path):
     servers, ledger = cluster.name_server, tmp_path / "ledger"
     checked = ("--ledger", str(ledger))
     run(servers, ledger, context())

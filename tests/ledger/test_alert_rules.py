@@ -39,16 +39,16 @@ def panels() -> list[dict[str, Any]]:
 
 
 @needs_promtool
-def test_the_rules_are_rules() -> None:
+def test_the_rules_are_rules():
     assert "8 rules found" in promtool("check", "rules", RULES)
 
 
 @needs_promtool
-def test_each_alert_fires_when_it_should_and_only_then() -> None:
+def test_each_alert_fires_when_it_should_and_only_then():
     assert "SUCCESS" in promtool("test", "rules", CASES)
 
 
-def test_each_alert_has_a_case() -> None:
+def test_each_alert_has_a_case():
     rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"][0]["rules"]
     cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
     tried = Counter(
@@ -61,7 +61,7 @@ def test_each_alert_has_a_case() -> None:
 
 
 @needs_promtool
-def test_the_dashboards_queries_are_queries(tmp_path: Path) -> None:
+def test_the_dashboards_queries_are_queries(tmp_path):
     texts = [target["expr"] for panel in panels() for target in panel["targets"]]
     rules = []
     for number, text in enumerate(texts):
@@ -73,7 +73,7 @@ def test_the_dashboards_queries_are_queries(tmp_path: Path) -> None:
     assert f"{len(texts)} rules found" in promtool("check", "rules", file)
 
 
-def test_the_dashboard_can_be_drawn() -> None:
+def test_the_dashboard_can_be_drawn():
     """Find errors that Grafana accepts silently: ids, places, labels that no query has."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     assert dashboard["uid"] and dashboard["schemaVersion"] >= 36

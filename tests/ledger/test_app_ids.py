@@ -1,7 +1,6 @@
 """An `appId` names one query of Spark's."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.token import LedgerToken
 
 
-def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
+def test_it_names_the_query_that_had_it_first(tmp_path):
     place = resolve_path(tmp_path)
     for _ in range(2):
         claim_app_id.cache_clear()
@@ -29,7 +28,7 @@ def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
             claim_app_id(place, "jobs/a", "q2")
 
 
-def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path: Path) -> None:
+def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path):
     place = resolve_path(tmp_path)
     assert unrecorded_epoch(place, "new", "") == ""
     assert unrecorded_epoch(place, "new", "4") == ""
@@ -39,7 +38,7 @@ def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path: 
     assert unrecorded_epoch(place, "new", "4") == "4"
 
 
-def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
+def test_a_note_that_says_nothing_is_no_leave(tmp_path):
     claim_app_id(resolve_path(tmp_path), "a", "q1")
     (tmp_path / "_notes" / "queries" / "q-a.json").write_text("{")
     with pytest.raises(LedgerError, match=r"queries/q-a\.json"):
@@ -59,7 +58,7 @@ NAMES = [
 ]
 
 
-def test_each_name_has_notes_of_its_own(tmp_path: Path) -> None:
+def test_each_name_has_notes_of_its_own(tmp_path):
     place = resolve_path(tmp_path)
     for number, name in enumerate(NAMES):
         claim_app_id(place, name, f"q{number}")
@@ -71,7 +70,7 @@ def test_each_name_has_notes_of_its_own(tmp_path: Path) -> None:
         assert begin_epoch(place, name, number)
 
 
-def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path: Path) -> None:
+def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path):
     """The file system of a Mac has one file for `Jobs` and `jobs`."""
     place = resolve_path(tmp_path)
     begin_write(place, "Jobs", "w")
@@ -87,7 +86,7 @@ def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path: Pa
             call(place, "jobs", 5 if call is begin_epoch else "q")  # type: ignore[operator]
 
 
-def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path: Path) -> None:
+def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path):
     place = resolve_path(tmp_path / "ledger")
     for name in ("first", "second"):
         claim_app_id(place, "a", "q1", LedgerToken(place.uri, name, spools=True))

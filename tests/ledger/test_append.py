@@ -46,7 +46,7 @@ SPARK = session()
 
 
 @pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def new(tmp_path_factory):
     """Return a new table; tests copy it."""
     folder = tmp_path_factory.mktemp("new") / "ledger"
     Ledger(folder).create(SPARK)
@@ -54,7 +54,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(new: Path, tmp_path: Path) -> LedgerPath:
+def place(new, tmp_path):
     shutil.copytree(new, tmp_path / "the ledger, ü")
     return resolve_path(tmp_path / "the ledger, ü")
 
@@ -93,7 +93,7 @@ def commits(place: LedgerPath, query: str) -> int:
 
 
 @pytest.mark.spark
-def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath) -> None:
+def test_a_table_of_sparks_is_appended_to_by_both(spark, place):
     """Append past checkpoints of both, in a session that knows the log and in a new one."""
     wanted = {}
     for version in range(24):
@@ -120,7 +120,7 @@ def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath)
 
 @pytest.mark.spark
 @pytest.mark.parametrize("by", ["spark", "ledger"])
-def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
+def test_optimize_and_vacuum(spark, place, by):
     ledger = Ledger(place.root)
     for version in range(4):
         (by_delta_rs if version % 2 else partial(by_spark, spark))(place, "q", version)
@@ -150,7 +150,7 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     assert {(r["query_id"], r["epoch"]): r["n"] for r in counts.to_pylist()} == wanted
 
 
-def test_a_transaction_is_taken_once(place: LedgerPath) -> None:
+def test_a_transaction_is_taken_once(place):
     """Two drivers append the same epoch; both have seen that the table lacks it."""
     first, second = (begin_append(SPARK, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
@@ -166,7 +166,7 @@ def test_a_transaction_is_taken_once(place: LedgerPath) -> None:
     assert again.rows is None
 
 
-def test_an_epoch_without_rows_makes_no_commit(place: LedgerPath) -> None:
+def test_an_epoch_without_rows_makes_no_commit(place):
     before = delta_rs.open_table(place)
     append = begin_append(SPARK, place, "q", 5)
     append.save(append.made_by_tasks(SPARK.range(10), lambda batches: iter(())))
@@ -178,7 +178,7 @@ def test_an_epoch_without_rows_makes_no_commit(place: LedgerPath) -> None:
 
 
 @pytest.mark.spark
-def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
+def test_a_change_of_the_table_meanwhile(spark, place):
     """Append although the table changes, as when another rocket-sink upgrades it."""
     append = begin_append(spark, place, "begun", 0)
     spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('some.property' = '1')")
@@ -187,7 +187,7 @@ def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
     assert rows_in(place, spark) == {("begun", 0): ROWS}
 
 
-def test_files_that_are_gone_are_not_committed(place: LedgerPath) -> None:
+def test_files_that_are_gone_are_not_committed(place):
     """Refuse missing files, because the version could not be read: the folder was made anew."""
     files = write_data_files(place, [sends(context(), ROWS)])
     table = delta_rs.open_table(place)
@@ -234,9 +234,8 @@ CONFLICT = CommitFailedError("\x1b[31mcommit\x1b[0m:\n  a conflict\n   0: the st
     ],
 )
 def test_a_commit_that_fails_is_tried_again_if_that_helps(
-    place: LedgerPath, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], meanwhile: str,
-    tries: int, says: str,
-) -> None:  # fmt: skip
+    place, monkeypatch, errors, meanwhile, tries, says
+):
     files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
     table = delta_rs.open_table(place)
     assert table is not None
@@ -262,7 +261,7 @@ def test_a_commit_that_fails_is_tried_again_if_that_helps(
         assert rows_in(place) == {("q", 0): ROWS}
 
 
-def test_the_rows_of_an_epoch_are_read_without_spark(place: LedgerPath) -> None:
+def test_the_rows_of_an_epoch_are_read_without_spark(place):
     for epoch in range(2):
         by_delta_rs(place, "q", epoch)
         by_delta_rs(place, "other", epoch)
@@ -279,9 +278,7 @@ def test_the_rows_of_an_epoch_are_read_without_spark(place: LedgerPath) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_without_sparks_delta_a_store_has_no_table_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, commits: bool
-) -> None:
+def test_without_sparks_delta_a_store_has_no_table_of_its_own(monkeypatch, commits):
     """If delta-rs commits there, there is no table yet; else nobody can tell."""
     driver, place = session(), LedgerPath("s3a://b/k", "b/k", is_local=False)
     driver.conf.unset("spark.sql.extensions")
@@ -291,7 +288,7 @@ def test_without_sparks_delta_a_store_has_no_table_of_its_own(
         assert not is_table(driver, place)
 
 
-def test_how_spark_is_asked_for_rows(new: Path, tmp_path: Path) -> None:
+def test_how_spark_is_asked_for_rows(new, tmp_path):
     place = resolve_path(shutil.copytree(new, tmp_path / "ledger"))
     driver, ledger = session(), Ledger(place.root)
     by_delta_rs(place, "q", 0)
@@ -325,9 +322,7 @@ def test_how_spark_is_asked_for_rows(new: Path, tmp_path: Path) -> None:
         "ADD CONSTRAINT positive CHECK (epoch >= 0)",
     ],
 )
-def test_tables_with_further_features_are_sparks(
-    spark: Any, place: LedgerPath, caplog: pytest.LogCaptureFixture, change: str
-) -> None:
+def test_tables_with_further_features_are_sparks(spark, place, caplog, change):
     assert delta_rs.open_table(place) is not None
     spark.sql(f"ALTER TABLE delta.`{place.uri}` {change}")
     assert delta_rs.open_table(place) is None
@@ -339,9 +334,7 @@ def test_tables_with_further_features_are_sparks(
     assert "somebody has altered the table" in caplog.text
 
 
-def test_a_delta_rs_that_drops_transactions_commits_nothing(
-    place: LedgerPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delta_rs_that_drops_transactions_commits_nothing(place, monkeypatch):
     import deltalake
 
     monkeypatch.setattr(deltalake, "__version__", "1.5.1")
@@ -352,7 +345,7 @@ def test_a_delta_rs_that_drops_transactions_commits_nothing(
         storage.keeps_transactions.cache_clear()
 
 
-def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
+def test_the_files_of_a_failed_attempt_go(tmp_path):
     def rows() -> Iterator[pa.RecordBatch]:
         yield sends(context(), ROWS)
         assert list(tmp_path.rglob("*.parquet"))
@@ -363,14 +356,14 @@ def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_a_ledger_that_was_deleted_does_not_come_back(place: LedgerPath) -> None:
+def test_a_ledger_that_was_deleted_does_not_come_back(place):
     shutil.rmtree(place.root)
     with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
         write_data_files(place, [sends(context(), ROWS)])
     assert not Path(place.root).exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_error(place: LedgerPath) -> None:
+def test_a_folder_that_cannot_be_written_is_one_clear_error(place):
     Path(place.root, "kind=send").write_text("in the folder's place")
     with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
         by_delta_rs(place, "q", 0)
@@ -386,7 +379,7 @@ def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
     return {file.kind: file for file in write_data_files(resolve_path(root), batches)}
 
 
-def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_those_of_all_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(data_files, "_GROUP_BYTES", 1)  # A batch becomes a row group.
     batches = [sends(context(epoch=epoch, query_id=f"q{epoch}"), 2) for epoch in (5, 3, 9)]
     mixed = pa.Table.from_batches([*batches, letter(context(), body=b"x")]).combine_chunks()
@@ -411,7 +404,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.spark
-def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath) -> None:
+def test_readers_skip_files_and_find_microseconds(spark, place):
     """Keep microseconds in statistics: Spark's own are cut to milliseconds."""
     number = LEDGER_SCHEMA.get_field_index("at")
     for us in (1_700_000_000_123_456, 1_700_000_000_123_457, 1_700_000_001_000_000):
@@ -447,7 +440,7 @@ WRITER = """
 
 
 @pytest.mark.spark
-def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPath) -> None:
+def test_writers_of_both_kinds_at_once_lose_nothing(spark, place):
     script = textwrap.dedent(WRITER)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     writers = [

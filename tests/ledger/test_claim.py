@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck
 from rocket_sink.ledger.transport.files import sealed_files
 
@@ -25,11 +23,11 @@ time.sleep(600)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> LedgerPath:
+def place(tmp_path):
     return resolve_path(tmp_path / "not there yet")
 
 
-def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: LedgerPath) -> None:
+def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place):
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD, place.root], stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -56,9 +54,7 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Ledger
     ("error", "expected"),
     [(OSError("full"), LedgerError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
-def test_a_claim_whose_token_was_not_written_is_free_again(
-    place: LedgerPath, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: Any
-) -> None:
+def test_a_claim_whose_token_was_not_written_is_free_again(place, monkeypatch, error, expected):
     def write(self: NoteStore, *of: object) -> None:
         raise error
 
@@ -69,7 +65,7 @@ def test_a_claim_whose_token_was_not_written_is_free_again(
     BackfillClaim(place).acquire(0.0)
 
 
-def test_the_look_is_not_repeated_within_a_second(place: LedgerPath) -> None:
+def test_the_look_is_not_repeated_within_a_second(place):
     claim, times = BackfillClaim(place), iter([0.0, 0.5, 1.1])
     claim.acquire(0.0)
     check = ClaimCheck(place, claim.token, clock=times.__next__)

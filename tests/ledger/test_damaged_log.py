@@ -6,11 +6,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pyarrow as pa
@@ -37,7 +35,7 @@ HINT = "_last_checkpoint"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """Return a ledger whose log has a checkpoint and later commits."""
     folder = tmp_path_factory.mktemp("whole")
     place = resolve_path(folder)
@@ -76,9 +74,7 @@ def name_another(log: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, empty, flip, name_another])
-def test_the_files_to_delete_are_named(
-    whole: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_the_files_to_delete_are_named(whole, tmp_path, damage):
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     damage(ledger / LOG_FOLDER)
     with pytest.raises(LedgerError, match="a copy of the log without that could be read") as caught:
@@ -90,9 +86,7 @@ def test_the_files_to_delete_are_named(
     assert DeltaTable(ledger).to_pyarrow_table().num_rows == COMMITS
 
 
-def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(whole, tmp_path):
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     cut(ledger / LOG_FOLDER)
     (ledger / LOG_FOLDER / f"{0:020}.json").unlink()
@@ -103,9 +97,7 @@ def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("reader", ["delta-rs", "Spark's Delta"])
-def test_nothing_is_sent_with_a_damaged_log(
-    spark: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
-) -> None:
+def test_nothing_is_sent_with_a_damaged_log(spark, whole, tmp_path, monkeypatch, reader):
     if reader != "delta-rs":  # as in stores that delta-rs does not know, and on Spark Connect
         monkeypatch.setattr(table_module, "open_table", lambda *_, **__: None)
     ledger = shutil.copytree(whole, tmp_path / "ledger")
@@ -123,7 +115,7 @@ def test_nothing_is_sent_with_a_damaged_log(
         assert sink.write(frame).acked == len(cluster.messages("t")) == 10
 
 
-def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Path) -> None:
+def test_no_commit_begins_the_log_of_a_deleted_ledger(whole, tmp_path):
     """Refuse a commit to a folder that a fold has made again: the log's other commits are gone."""
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     place = resolve_path(ledger)
@@ -138,9 +130,7 @@ def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_a_ledger_that_was_deleted_between_epochs(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_that_was_deleted_between_epochs(spark, tmp_path, monkeypatch):
     ledger, runs = tmp_path / "ledger", ["run-1"]
     monkeypatch.setattr(foreach_batch, "run_of", lambda df: StreamRun("query", runs[-1]))
     with FakeCluster(brokers=1) as cluster:
@@ -166,8 +156,8 @@ def test_a_ledger_that_was_deleted_between_epochs(
 @pytest.mark.spark
 @pytest.mark.parametrize("store", ["folders", "objects"])
 def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
-) -> None:
+    spark, tmp_path, monkeypatch, store
+):
     """No commit stays that no reader could make a table of, and a new start makes a new ledger."""
     monkeypatch.setattr(table_module, "open_table", lambda *_, **__: None)
     ledger = tmp_path / "ledger"
@@ -197,9 +187,7 @@ def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
     assert table.metadata().partition_columns == ["kind"] and table.version() > 0
 
 
-def test_a_client_that_does_not_see_the_log_does_not_judge_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path, monkeypatch):
     """A client of Spark Connect appends by its server, whose folders it may not see."""
     monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
     place, session = resolve_path(tmp_path / "of_the_server"), SimpleNamespace()
@@ -216,9 +204,7 @@ def test_a_client_that_does_not_see_the_log_does_not_judge_it(
         ([f"{7:020}.json", f"{6:020}.checkpoint.parquet"], False),
     ],
 )
-def test_no_commit_of_sparks_delta_begins_a_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], is_late: bool
-) -> None:
+def test_no_commit_of_sparks_delta_begins_a_log(tmp_path, monkeypatch, names, is_late):
     """In a store such a commit succeeds although the log was deleted, and nobody could read it."""
     monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
     (tmp_path / LOG_FOLDER).mkdir()

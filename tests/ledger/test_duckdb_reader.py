@@ -24,7 +24,7 @@ from .night import store
 from .values import accounts, context, letter
 
 
-def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
+def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path):
     """Quote no reserved words inside literals: queries of such names would be missed."""
     quick = quick_ledger(store(tmp_path, [accounts(context(query_id="shop-at"), acked=1)]))
     select = "SELECT query_id, at IS NULL AS never FROM epochs WHERE query_id = 'shop-at'"
@@ -44,7 +44,7 @@ assert not {"pandas", "pyspark"} & sys.modules.keys()
 @pytest.mark.skipif(
     duckdb.__version__.startswith("1."), reason="DuckDB 1 imports pandas itself for Arrow tables"
 )
-def test_a_report_loads_no_pandas(tmp_path: Path) -> None:
+def test_a_report_loads_no_pandas(tmp_path):
     """Read times and an empty spool without pandas, whose import takes longer than a query."""
     path = store(tmp_path, [accounts(context(), acked=1), letter(context())])
     for arguments in (["report", "--json"], ["ledger", "show", "epochs", "--json"]):
@@ -52,7 +52,7 @@ def test_a_report_loads_no_pandas(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
-def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
+def test_letters_with_a_time_beyond_pythons_are_read(tmp_path):
     """Read tables of older writers, which did not drop such times."""
     field = LEDGER_SCHEMA.field("event_time")
     years = pa.array([10**18], pa.int64()).cast(field.type)
@@ -66,7 +66,7 @@ def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [b"footer", b"name"])
-def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
+def test_damaged_files_are_a_ledgers_error(tmp_path, part):
     """Raise LedgerError also if DuckDB's error has no class of its own or is no text."""
     path = store(tmp_path, [accounts(context(), acked=1)])
     (file,) = tmp_path.glob("kind=epoch/*.parquet")
@@ -81,7 +81,7 @@ def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
         quick_ledger(path).query("SELECT * FROM epochs")
 
 
-def test_a_query_that_is_wrong_is_no_damage(tmp_path: Path) -> None:
+def test_a_query_that_is_wrong_is_no_damage(tmp_path):
     quick = quick_ledger(store(tmp_path, [accounts(context(), acked=1)]))
     with pytest.raises(duckdb.Error, match="nonsense"):
         quick.query("SELECT nonsense FROM epochs")
@@ -98,7 +98,7 @@ def append_by_hand(ledger: Path, path: str, kind: str) -> None:
     (log / f"{number:020}.json").write_text(json.dumps({"add": add}))
 
 
-def test_sql_in_a_partition_value_runs_nothing(tmp_path: Path) -> None:
+def test_sql_in_a_partition_value_runs_nothing(tmp_path):
     """Planted SQL could write any file, such as a `.pth` file of the reader, and read any file."""
     ledger, target = tmp_path / "ledger", tmp_path / "written.pth"
     path = store(ledger, [accounts(context(), acked=1)])
@@ -111,7 +111,7 @@ def test_sql_in_a_partition_value_runs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["above", "encoded", "absolute", "uri", "glob", "list", "hidden"])
-def test_files_outside_the_ledger_are_not_read(tmp_path: Path, way: str) -> None:
+def test_files_outside_the_ledger_are_not_read(tmp_path, way):
     path = store(tmp_path / "ledger", [accounts(context(), acked=1)])
     store(tmp_path / "other", [accounts(context(query_id="secret"), acked=1)])
     (file,) = (tmp_path / "other").glob("kind=epoch/*.parquet")
@@ -127,7 +127,7 @@ def test_files_outside_the_ledger_are_not_read(tmp_path: Path, way: str) -> None
 
 
 @pytest.mark.parametrize("what", ["_last_checkpoint", "commit", "data"])
-def test_a_pipe_makes_no_reader_wait(tmp_path: Path, what: str) -> None:
+def test_a_pipe_makes_no_reader_wait(tmp_path, what):
     path = store(tmp_path, [accounts(context(), acked=1)])
     log = tmp_path / "_delta_log"
     (file,) = tmp_path.glob("kind=epoch/*.parquet")
@@ -139,7 +139,7 @@ def test_a_pipe_makes_no_reader_wait(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["_delta_log", "kind=epoch"])
-def test_folders_behind_links_are_not_read(tmp_path: Path, folder: str) -> None:
+def test_folders_behind_links_are_not_read(tmp_path, folder):
     path = store(tmp_path / "ledger", [accounts(context(), acked=1)])
     (tmp_path / "ledger" / folder).rename(tmp_path / "elsewhere")
     (tmp_path / "ledger" / folder).symlink_to(tmp_path / "elsewhere")
@@ -153,7 +153,7 @@ def test_folders_behind_links_are_not_read(tmp_path: Path, folder: str) -> None:
     assert quick_ledger(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
 
 
-def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
+def test_a_spool_of_links_has_an_end(tmp_path):
     path = store(tmp_path, [accounts(context(), acked=1)])
     writer = SpoolWriter(path, context(epoch=1))
     writer.append(accounts(context(epoch=1), acked=1))
@@ -163,7 +163,7 @@ def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
     writer.abort()
 
 
-def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
+def test_a_session_reads_the_ledgers_files_only(tmp_path):
     """Prevent harm from a text that reaches a query in spite of all checks."""
     ledger, secret = tmp_path / "ledger", tmp_path / "secret"
     secret.write_text("secret")
@@ -184,9 +184,7 @@ def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
     assert quick.query("SELECT acked FROM epochs").to_pylist() == [{"acked": 1}]
 
 
-def test_what_does_not_fit_into_memory_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_into_memory_is_private(tmp_path, monkeypatch):
     """Use a folder with a random name: links could wait in a folder with a known name."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()

@@ -19,14 +19,14 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 
 
-def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
+def test_an_epoch_that_was_begun_before_is_known(tmp_path):
     place = resolve_path(tmp_path)
     had_begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
     assert had_begun == [False, False, True, True, False]
     assert not begin_epoch(place, "another", 0)
 
 
-def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> None:
+def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path):
     place = resolve_path(tmp_path)
     begin_epoch(place, "q", 5)
     (tmp_path / "_notes" / "epochs" / "q-q.json").write_text("{")
@@ -35,7 +35,7 @@ def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> N
     assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0)
 
 
-def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
+def test_a_write_that_did_not_end_is_known(tmp_path):
     place = resolve_path(tmp_path)
     previous = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
@@ -44,7 +44,7 @@ def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
     assert previous == [("4", False), ("3", True)]
 
 
-def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path: Path) -> None:
+def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path):
     place = resolve_path(tmp_path)
     begin_write(place, "a", "1")
     (tmp_path / "_notes" / "writes" / "q-a.json").write_text('{"at_ms": 1}')
@@ -64,7 +64,7 @@ class Run:
         return starts
 
 
-def test_a_run_that_another_one_followed_goes_no_further(tmp_path: Path) -> None:
+def test_a_run_that_another_one_followed_goes_no_further(tmp_path):
     """The run that began last goes on, independent of the order of names."""
     for first, second in (("r1", "r2"), ("s2", "s1")):
         zombie = Run(tmp_path / first, first).begin()
@@ -78,7 +78,7 @@ def test_a_run_that_another_one_followed_goes_no_further(tmp_path: Path) -> None
         Run(tmp_path / first, second).begin().check()
 
 
-def test_it_looks_once_a_second(tmp_path: Path) -> None:
+def test_it_looks_once_a_second(tmp_path):
     times = iter([1.0, 1.5, 2.1, 2.2])
     ctx = RunContext("q", "r1", 7, 0, worker="w:1")
     starts = EpochStarts(resolve_path(tmp_path), ctx, clock=times.__next__)
@@ -90,7 +90,7 @@ def test_it_looks_once_a_second(tmp_path: Path) -> None:
             starts.check()
 
 
-def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_path: Path) -> None:
+def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_path):
     place = resolve_path(tmp_path)
 
     def begin(partition: int, stage_id: int, task: int) -> bool:
@@ -104,7 +104,7 @@ def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_pat
     assert begin(2, 5, 3)
 
 
-def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path: Path) -> None:
+def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):
     """With a common id, a later write's accounts would replace the earlier ones and letters."""
     for delivery in ("at_least_once", "effectively_once"):
         options = SinkOptions.parse(

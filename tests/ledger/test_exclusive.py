@@ -77,7 +77,7 @@ class Store:
 
 
 @pytest.fixture(autouse=True)
-def pauses_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses_s(monkeypatch):
     """Let no test wait; return the pauses."""
     pauses: list[float] = []
     monkeypatch.setattr("rocket_sink.ledger.append.exclusive.time.sleep", pauses.append)
@@ -95,9 +95,7 @@ def pauses_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ((TypeError("no such option"), None, EXISTS[0]), False, 0),
     ],
 )
-def test_a_store_is_exclusive_if_it_refuses_a_second_write(
-    answers: Any, refuses: bool, pauses: int, pauses_s: list[float]
-) -> None:
+def test_a_store_is_exclusive_if_it_refuses_a_second_write(answers, refuses, pauses, pauses_s):
     """Ask again after I/O errors, which say nothing about conditions."""
     store: Any = Store(*answers)
     assert exclusive.store_refuses(store, PLACE) == refuses
@@ -107,7 +105,7 @@ def test_a_store_is_exclusive_if_it_refuses_a_second_write(
     assert all(uri.startswith(f"{PLACE.uri}/_tries/") for uri in store.made)
 
 
-def test_a_store_that_goes_on_denying_ends_the_write(pauses_s: list[float]) -> None:
+def test_a_store_that_goes_on_denying_ends_the_write(pauses_s):
     store: Any = Store(*[AWAY] * 4)
     with pytest.raises(LedgerError, match=r"403\. Nothing was sent; try again") as caught:
         exclusive.store_refuses(store, PLACE)
@@ -129,10 +127,7 @@ def test_a_store_that_goes_on_denying_ends_the_write(pauses_s: list[float]) -> N
         (PLACE.uri, {f"{LOG_STORE}class": "their.Store"}, False, False),
     ],
 )
-def test_settings_decide_before_the_store_is_asked(
-    uri: str, settings: dict[str, str], refuses: bool, warns: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_settings_decide_before_the_store_is_asked(uri, settings, refuses, warns, caplog):
     """Warn once of a second driver where it could overwrite commits of Spark's Delta."""
     store: Any = Store(None, EXISTS[0], **settings)
     place = resolve_path(uri)

@@ -51,7 +51,7 @@ def rows_of(*batches: pa.RecordBatch) -> HandedRows:
     return pickle.loads(pickle.dumps(rows))
 
 
-def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path) -> None:
+def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path):
     ctx = context()
     batches = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
     place = resolve_path(tmp_path)
@@ -61,13 +61,13 @@ def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path
     assert file.path.startswith(f"{tmp_path}/_spool/q-query/0/0-10-1-")
 
 
-def test_a_task_without_rows_hands_nothing_over() -> None:
+def test_a_task_without_rows_hands_nothing_over():
     memory = RowsInMemory(context())
     memory.append(sends(context()).slice(0, 0))
     assert memory.finish() is None
 
 
-def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_fail_the_task_with_what_to_do(monkeypatch):
     monkeypatch.setattr(handed, "_MOST_BYTES", 1 << 20)
     memory = RowsInMemory(context())
     memory.append(letter(context(), bytes(1 << 19)))
@@ -75,7 +75,7 @@ def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch)
         memory.append(letter(context(), bytes(1 << 19)))
 
 
-def test_changed_bytes_are_refused(tmp_path: Path) -> None:
+def test_changed_bytes_are_refused(tmp_path):
     rows = rows_of(letter(context(), b"x" * 1000))
     at = rows.stream.index(b"x" * 1000)
     changed = rows.stream[:at] + b"y" + rows.stream[at + 1 :]
@@ -86,9 +86,7 @@ def test_changed_bytes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["write", "seal"])
-def test_rows_that_cannot_all_be_written_are_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_rows_that_cannot_all_be_written_are_written_once(tmp_path, monkeypatch, step):
     """Let the disk be full at the second task's rows, or at the end; then Spark aborts."""
     handed = [rows_of(accounts(context(partition=n), acked=5)) for n in range(3)]
     place = resolve_path(tmp_path)
@@ -116,7 +114,7 @@ def test_rows_that_cannot_all_be_written_are_written_once(
 
 
 @pytest.fixture
-def absent_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def absent_store(monkeypatch, tmp_path):
     """Yield a ledger in a store at whose address nothing listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     # A session of other tests in this process would give its own properties.
@@ -130,9 +128,7 @@ def absent_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[st
     remember({}, uri)
 
 
-def test_where_the_store_fails_they_wait_on_the_drivers_host(
-    absent_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_the_store_fails_they_wait_on_the_drivers_host(absent_store, tmp_path, caplog):
     place = resolve_path(absent_store)
     with caplog.at_level(logging.WARNING):
         spool_handed(place, [rows_of(sends(context()))])
@@ -142,9 +138,7 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(
     assert place.driver_folder.uri == absent_store
 
 
-def test_foreach_rows_wait_for_no_store(
-    absent_store: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreach_rows_wait_for_no_store(absent_store, caplog):
     """Do not wait for the store: the thread that takes the rows ends the tasks of all jobs."""
     place = resolve_path(absent_store)
     assert len(place.spools) == 2
@@ -158,8 +152,8 @@ def test_foreach_rows_wait_for_no_store(
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
 def test_rows_of_foreach_that_no_spool_takes_wait_for_the_next_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failures: int
-) -> None:
+    tmp_path, monkeypatch, caplog, failures
+):
     errors = [LedgerError("full")] * failures
 
     def spool(*args: Any, **more: Any) -> None:
@@ -204,9 +198,7 @@ class NoAnswer:
 
 
 @pytest.mark.parametrize("stored", ["all rows", "an empty file", "nothing"])
-def test_rows_whose_upload_has_no_answer_are_in_one_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
-) -> None:
+def test_rows_whose_upload_has_no_answer_are_in_one_spool(tmp_path, monkeypatch, stored):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     place = LedgerPath("s3a://bucket/ledger", str(tmp_path / "store"), is_local=False)
     real, store = LedgerPath.filesystem, NoAnswer(stored)
@@ -229,13 +221,11 @@ def test_rows_whose_upload_has_no_answer_are_in_one_spool(
         ({"ledger": "s3://b/l", "ledgerVia": "spool"}, False),
     ],
 )
-def test_tasks_hand_over_if_they_must_or_reach_no_store(options: dict[str, str], may: bool) -> None:
+def test_tasks_hand_over_if_they_must_or_reach_no_store(options, may):
     assert may_hand_over(SinkOptions.parse(options)) == may
 
 
-def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
-    absent_store: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(absent_store, caplog):
     schema = pa.schema([("body", pa.string())])
     batch = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(20)]}, schema)
     with FakeCluster(brokers=1) as cluster:
@@ -270,7 +260,7 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
     assert account["rows_in"] == account["acked"] == 20 and account["complete"]
 
 
-def test_where_an_attempts_rows_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_attempts_rows_go(tmp_path, monkeypatch):
     ctx, rows = context(), list[pa.RecordBatch]()
     parse, folder = SinkOptions.parse, {"nameServer": "-:1", "ledger": str(tmp_path)}
     seen: Any = SimpleNamespace(check=lambda: None)
@@ -292,9 +282,7 @@ def test_where_an_attempts_rows_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("via", ["auto", "spark", "spool"])
-def test_an_application_has_an_accumulator_per_ledger(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, via: str
-) -> None:
+def test_an_application_has_an_accumulator_per_ledger(monkeypatch, tmp_path, via):
     """Rows that tasks add come to the spool of the ledger's driver."""
     monkeypatch.setattr(storage, "active_session", lambda: None)
     ids = iter(range(10**6, 10**6 + 9))
@@ -317,7 +305,7 @@ def test_an_application_has_an_accumulator_per_ledger(
         assert accumulator.rows_by_accumulator(options[0]) is None
 
 
-def test_a_local_folder_that_is_another_one_is_never_gone_around(tmp_path: Path) -> None:
+def test_a_local_folder_that_is_another_one_is_never_gone_around(tmp_path):
     options = SinkOptions.parse(nameServer="127.0.0.1:1", topic="t", ledger=str(tmp_path))
     token = LedgerToken(resolve_path(tmp_path).uri, "absent", spools=True)
     runner = TaskRunner(options, context(), token=token, hands_over=True)
@@ -340,6 +328,6 @@ def plan(schema: pa.Schema, options: SinkOptions) -> ColumnPlan:
         {"appId": "a"},
     ],
 )
-def test_what_keeps_notes_in_the_folder_excludes_it(more: dict[str, str]) -> None:
+def test_what_keeps_notes_in_the_folder_excludes_it(more):
     with pytest.raises(OptionError, match="ledgerVia=spark lets tasks do without"):
         SinkOptions.parse(ledger="/l", ledgerVia="spark", **more)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from rocket_sink.plain_files import PlainFiles
 from .values import context, sends, session
 
 
-def test_a_fold_that_another_process_completes_between_the_look_and_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fold_that_another_process_completes_between_the_look_and_the_log(tmp_path, monkeypatch):
     ledger, place, spark = Ledger(tmp_path), str(tmp_path), session()
     ledger.create(spark)
     writer = SpoolWriter(place, context())
@@ -54,9 +51,7 @@ def test_a_fold_that_another_process_completes_between_the_look_and_the_log(
     assert DeltaTable(place).to_pyarrow_dataset().count_rows() == 2
 
 
-def test_a_note_that_a_writer_meets_while_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_that_a_writer_meets_while_it_is_removed(tmp_path, monkeypatch):
     """A claim without its note would let the writer restore the removed note."""
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
     store = NoteStore(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False), "queues")

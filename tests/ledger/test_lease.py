@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,13 +21,13 @@ LONG_S = 120.0
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
     monkeypatch.setattr(lease_module, "_POLL_S", 0.05)
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(monkeypatch):
     """Let this process look at locks like a process of another machine."""
     here = owner.this_process()
     monkeypatch.setattr(owner.Owner, "is_alive", lambda self: None)
@@ -58,7 +57,7 @@ def held(path: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path: Path) -> None:
+def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path):
     path = tmp_path / "locks" / "lock"
     holder = held(path)
     other = Lease(LOCAL, str(path), lease_s=1.5)
@@ -80,7 +79,7 @@ def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path: Path) -> None:
+def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path):
     """Look again and again without waiting, as the background fold does."""
     path = tmp_path / "lock"
     holder = held(path)
@@ -93,7 +92,7 @@ def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path: Path) ->
     lock.release()
 
 
-def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
+def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path):
     path = tmp_path / "lock"
     holder = held(path)
     other = Lease(LOCAL, str(path), lease_s=1000)
@@ -104,7 +103,7 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
     other.release()
 
 
-def test_a_holder_has_it(tmp_path: Path) -> None:
+def test_a_holder_has_it(tmp_path):
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=LONG_S)
     assert lock.acquire(0)
     lock.check()
@@ -116,9 +115,7 @@ def refuse(self: Lease) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_holder_that_lost_it_or_cannot_renew_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
-) -> None:
+def test_a_holder_that_lost_it_or_cannot_renew_it_says_so(tmp_path, monkeypatch, is_lost):
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.3)
     assert lock.acquire(0)
     if is_lost:
@@ -136,8 +133,8 @@ def test_a_holder_that_lost_it_or_cannot_renew_it_says_so(
 
 
 def test_a_holder_that_was_stopped_before_its_write_does_not_take_it_for_renewed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """A successor may take the lock between the look and the write, if the look is late, too."""
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.5)
     assert lock.acquire(0)
@@ -156,7 +153,7 @@ def test_a_holder_that_was_stopped_before_its_write_does_not_take_it_for_renewed
         lock.check()
 
 
-def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path: Path) -> None:
+def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path):
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=LONG_S)
     assert lock.acquire(0)
     lock.check(LONG_S / 2)
@@ -165,9 +162,7 @@ def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path: Path) -> N
     lock.release()
 
 
-def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(tmp_path, monkeypatch):
     """Release the lock: otherwise no process of the host could ever fold again."""
     path = tmp_path / "lock"
     lock = Lease(LOCAL, str(path), lease_s=0.3)
@@ -187,7 +182,7 @@ def _away(lock: Lease) -> bool:
     raise OSError("the store is away")
 
 
-def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
+def test_of_many_at_once_one_holds_it(tmp_path):
     inside, most, rounds = 0, 0, 0
     guard = threading.Lock()
 
@@ -212,7 +207,7 @@ def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "host~12~34 abcdef", "nonsense", "a b c d"])
-def test_what_cannot_be_judged_is_taken_for_alive_at_first(tmp_path: Path, text: str) -> None:
+def test_what_cannot_be_judged_is_taken_for_alive_at_first(tmp_path, text):
     (tmp_path / "lock").write_text(text)
     assert not Lease(LOCAL, str(tmp_path / "lock")).acquire(0)
     assert (tmp_path / "lock").read_text() == text

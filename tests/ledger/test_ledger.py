@@ -367,9 +367,7 @@ def test_another_schema_version_is_refused(tmp_path, version):
         (None, None, "other", [168.0]),
     ],
 )
-def test_how_spark_is_asked_to_vacuum(
-    ledger, monkeypatch, parallelism, hours, error, asked
-):  # fmt: skip
+def test_how_spark_is_asked_to_vacuum(ledger, monkeypatch, parallelism, hours, error, asked):
     """Let a VACUUM list few folders in few tasks, keep to its hours, and commit nothing."""
     driver, calls = session(), []
     names = (ledger_module._LISTING, ledger_module._VACUUM_IGNORES, ledger_module._VACUUM_COMMITS)

@@ -35,7 +35,7 @@ CONTEXT = context()
 
 
 @pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_pause(monkeypatch):
     monkeypatch.setattr(live, "_MOST_OFTEN_S", 0.0)
 
 
@@ -62,7 +62,7 @@ def minute() -> list[pa.RecordBatch]:
     ]
 
 
-def test_only_what_comes_is_counted_and_once(tmp_path: Path) -> None:
+def test_only_what_comes_is_counted_and_once(tmp_path):
     store(tmp_path, minute())
     figures = followed(tmp_path)
     assert not figures.refresh()
@@ -89,7 +89,7 @@ def test_only_what_comes_is_counted_and_once(tmp_path: Path) -> None:
     assert figures.rows["acked"] == 28
 
 
-def test_a_ledger_that_is_not_there_yet_is_followed_from_its_first_row(tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_there_yet_is_followed_from_its_first_row(tmp_path):
     figures = followed(tmp_path / "later")
     assert not figures.refresh()
     store(tmp_path / "later", minute())
@@ -98,9 +98,7 @@ def test_a_ledger_that_is_not_there_yet_is_followed_from_its_first_row(tmp_path:
 
 
 @pytest.mark.parametrize("commits", [1, 5])
-def test_a_table_that_was_made_anew_is_read_from_its_beginning(
-    tmp_path: Path, commits: int
-) -> None:
+def test_a_table_that_was_made_anew_is_read_from_its_beginning(tmp_path, commits):
     """The new log may be shorter than the old one, or longer."""
     folder, asked = tmp_path / "ledger", list[int]()
 
@@ -126,7 +124,7 @@ def test_a_table_that_was_made_anew_is_read_from_its_beginning(
     assert not figures.refresh()
 
 
-def test_a_folder_that_is_away_for_a_while_is_read_once(tmp_path: Path) -> None:
+def test_a_folder_that_is_away_for_a_while_is_read_once(tmp_path):
     """A mounted folder may be gone for a moment, and come back with the same table."""
     figures = followed(tmp_path / "ledger")
     store(tmp_path / "ledger", minute())
@@ -140,7 +138,7 @@ def test_a_folder_that_is_away_for_a_while_is_read_once(tmp_path: Path) -> None:
     assert figures.rows["dead"] == 2
 
 
-def test_other_runs_are_left_out(tmp_path: Path) -> None:
+def test_other_runs_are_left_out(tmp_path):
     figures = followed(tmp_path)
     figures.run_id = "run-2"
     store(tmp_path, [*minute(), accounts(context(run_id="run-2"), acked=3)])
@@ -149,7 +147,7 @@ def test_other_runs_are_left_out(tmp_path: Path) -> None:
     assert not figures.brokers
 
 
-def test_pending_letters_are_counted_when_they_may_have_changed(tmp_path: Path) -> None:
+def test_pending_letters_are_counted_when_they_may_have_changed(tmp_path):
     calls: list[int] = []
 
     def standing() -> Standing:
@@ -167,7 +165,7 @@ def test_pending_letters_are_counted_when_they_may_have_changed(tmp_path: Path) 
     assert figures.standing == ({"transport": 2}, 0)
 
 
-def test_what_killed_attempts_sent_is_the_same_in_metrics_and_views(tmp_path: Path) -> None:
+def test_what_killed_attempts_sent_is_the_same_in_metrics_and_views(tmp_path):
     """The rows of a killed attempt come after those of the attempt that took its place."""
     waiting = in_flight_rows(
         [1, 2], CONTEXT, topic=["t", "t"], message_count=[2, 3], body_bytes=[9, 9],
@@ -183,9 +181,7 @@ def test_what_killed_attempts_sent_is_the_same_in_metrics_and_views(tmp_path: Pa
     assert superseded == {(): epoch.superseded_rows} == {(): 5}
 
 
-def test_an_error_is_logged_and_the_rows_come_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_is_logged_and_the_rows_come_later(tmp_path, caplog):
     figures = followed(tmp_path)
     store(tmp_path, minute())
     commit = tmp_path / "_delta_log" / f"{1:020}.json"
@@ -198,9 +194,7 @@ def test_an_error_is_logged_and_the_rows_come_later(
     assert figures.rows["acked"] == 14
 
 
-def test_a_file_that_is_gone_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_gone_is_passed_over(tmp_path, caplog):
     figures = followed(tmp_path)
     store(tmp_path, minute())
     [sends] = (tmp_path / "kind=send").iterdir()
@@ -212,9 +206,7 @@ def test_a_file_that_is_gone_is_passed_over(
     assert not figures.refresh()
 
 
-def test_commits_that_are_gone_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_commits_that_are_gone_are_passed_over(tmp_path, caplog):
     """A clean-up removes commits when nobody has read for longer than the log is kept."""
     figures = followed(tmp_path)
     store(tmp_path, [accounts(CONTEXT, acked=1)])
@@ -228,7 +220,7 @@ def test_commits_that_are_gone_are_passed_over(
     assert (figures.rows["acked"], figures._follower.state.gaps) == (1001, 1)
 
 
-def test_latencies_are_those_of_the_newest_answers(tmp_path: Path) -> None:
+def test_latencies_are_those_of_the_newest_answers(tmp_path):
     figures = followed(tmp_path)
     store(tmp_path, [send_rows([attempt(rtt_ms=9000.0)], CONTEXT)])
     figures.refresh()
@@ -261,7 +253,7 @@ def collected(figures: LiveFigures) -> dict[str, dict[tuple[str, ...], float]]:
     return values
 
 
-def test_metrics_are_the_sums(tmp_path: Path) -> None:
+def test_metrics_are_the_sums(tmp_path):
     figures = followed(tmp_path, standing=lambda: Standing({"transport": 5}, 3))
     store(tmp_path, minute())
     values = collected(figures)
@@ -279,13 +271,13 @@ def test_metrics_are_the_sums(tmp_path: Path) -> None:
     assert {of for broker, of in latencies if broker == "broker-a"} == {"0.5", "0.95", "0.99"}
 
 
-def test_rows_are_counted_from_zero_on(tmp_path: Path) -> None:
+def test_rows_are_counted_from_zero_on(tmp_path):
     """Start each count at zero: otherwise an outcome's first rows raise no alert."""
     rows = collected(followed(tmp_path))["rocket_sink.rows"]
     assert rows == {(outcome,): 0 for outcome in OUTCOMES}
 
 
-def test_the_isolation_that_ends_last_counts_and_ends(tmp_path: Path) -> None:
+def test_the_isolation_that_ends_last_counts_and_ends(tmp_path):
     figures = followed(tmp_path)
     for cause, end_s in (("A", 30.0), ("B", 60.0), ("C", 45.0)):
         isolation = Isolation("broker-b", cause, 3000.0, 0.0, end_s, reachable=False)
@@ -301,7 +293,7 @@ _NAME = r"(?:rocket_sink|messaging_client)_\w+"
 
 
 @pytest.fixture
-def in_prometheus(tmp_path: Path) -> set[str]:
+def in_prometheus(tmp_path):
     """Return the names that Prometheus gives the metrics of ledgers and clients, and the labels of
     the clients."""
     figures = followed(tmp_path, standing=lambda: Standing({"transport": 5}, 3))
@@ -323,7 +315,7 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(rf"\b{_NAME}|\bmessaging_\w+|\berror_type", text))
 
 
-def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus: set[str]) -> None:
+def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus):
     of_ledgers = {name for name in in_prometheus if name.startswith("rocket_sink_")}
     assert len(of_ledgers) == len(METRICS)
     dashboard = (ROOT / "conf" / "grafana-dashboard.json").read_text(encoding="utf-8")
@@ -340,7 +332,7 @@ def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus: set[str]
     }
 
 
-def test_latencies_are_a_histogram_that_adds_up(tmp_path: Path) -> None:
+def test_latencies_are_a_histogram_that_adds_up(tmp_path):
     """The buckets of two drivers, added, are those of one that saw all answers."""
     slow, fast = [3.0, 40.0, 700.0, 20_000.0], [0.4, 3.0]
 
@@ -361,7 +353,7 @@ def test_latencies_are_a_histogram_that_adds_up(tmp_path: Path) -> None:
     assert " ".join(both) == "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 +Inf"
 
 
-def test_each_alert_names_a_page_with_that_heading() -> None:
+def test_each_alert_names_a_page_with_that_heading():
     alerts = yaml.safe_load((ROOT / "conf" / "prometheus-alerts.yml").read_text(encoding="utf-8"))
     for rule in (rule for group in alerts["groups"] for rule in group["rules"]):
         path, _, anchor = rule["annotations"]["runbook"].partition("#")

@@ -49,7 +49,7 @@ def at_once(count: int, work: Any) -> None:
 
 
 @pytest.fixture
-def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_spark(monkeypatch):
     """Let Spark make tables, as on a store to which delta-rs does not commit."""
     monkeypatch.setattr(table_module, "create_table", lambda *given: False)
 
@@ -59,8 +59,8 @@ def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     ["delta-rs", "without a lock", pytest.param("Spark's Delta", marks=pytest.mark.spark)],
 )
 def test_queries_that_start_at_once_on_a_new_ledger_all_write(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, maker: str
-) -> None:
+    tmp_path, request, monkeypatch, maker
+):
     """Where no lock can be had, the table is read again."""
     by_spark, driver = maker == "Spark's Delta", SPARK
     if by_spark:
@@ -86,9 +86,7 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("by_spark")
-def test_a_ledger_that_is_just_being_made_is_read(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_that_is_just_being_made_is_read(spark, tmp_path, monkeypatch):
     """Read a table between the two commits of its making by Spark's Delta."""
     ledger = Ledger(tmp_path)
     with monkeypatch.context() as stopped:
@@ -100,7 +98,7 @@ def test_a_ledger_that_is_just_being_made_is_read(
     check_made(tmp_path, 2)
 
 
-def test_of_tables_that_are_made_at_once_one_is_made(tmp_path: Path) -> None:
+def test_of_tables_that_are_made_at_once_one_is_made(tmp_path):
     """Make one table without a lock: its holder may be on a host whose locks are not seen here."""
     schema = pa.schema([("kind", pa.string()), ("epoch", pa.int64())])
     for number in range(10 * ROUNDS):
@@ -114,9 +112,7 @@ def test_of_tables_that_are_made_at_once_one_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_delta_rs_makes_the_table_that_sparks_delta_would_make(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delta_rs_makes_the_table_that_sparks_delta_would_make(spark, tmp_path, monkeypatch):
     for name in ("rust", "spark"):
         Ledger(tmp_path / name).create(spark)
         monkeypatch.setattr(table_module, "create_table", lambda *given: False)
@@ -131,7 +127,7 @@ def test_delta_rs_makes_the_table_that_sparks_delta_would_make(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """Return a ledger with more than two commits."""
     folder = tmp_path_factory.mktemp("whole")
     for _ in range(2):
@@ -140,7 +136,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])
-def test_a_damaged_delta_log_is_one_clear_error(whole: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_delta_log_is_one_clear_error(whole, tmp_path, damage):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     ledger = Ledger(tmp_path)
     log = tmp_path / "_delta_log"

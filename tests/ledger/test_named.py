@@ -2,8 +2,6 @@
 
 import re
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,14 +11,13 @@ import pytest
 from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import named
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 
 cluster = scripted_cluster(1, scope="module", t=4)
 
 
 @pytest.fixture
-def schema(spark: Any, tmp_path: Path) -> Iterator[str]:
+def schema(spark, tmp_path):
     name = f"spark_catalog.s{uuid.uuid4().hex[:8]}"
     spark.sql(f"CREATE SCHEMA {name} LOCATION '{tmp_path / 'tables'}'")
     yield name
@@ -44,10 +41,7 @@ def acked(spark: Any, ledger: Ledger | str) -> int:
         (False, True, "file:/s/", "delta", "file:/l"),
     ],
 )
-def test_what_a_catalog_says(
-    monkeypatch: pytest.MonkeyPatch, is_there: bool, makes: bool, location: str, format_: str,
-    answer: str,
-) -> None:  # fmt: skip
+def test_what_a_catalog_says(monkeypatch, is_there, makes, location, format_, answer):
     made, spark = list[str](), MagicMock()
     monkeypatch.setattr(named, "ensure_table", lambda spark, place: made.append(place.uri))
     spark.catalog.tableExists.return_value = is_there
@@ -68,7 +62,7 @@ def test_what_a_catalog_says(
 
 
 @pytest.mark.spark
-def test_a_name_is_found_and_is_no_identity(spark: Any, schema: str, cluster: FakeCluster) -> None:
+def test_a_name_is_found_and_is_no_identity(spark, schema, cluster):
     name, rows = f"{schema}.ledger", spark.range(10).selectExpr("cast(id AS string) AS body")
     with pytest.raises(LedgerError, match=f"there is no table {name}: a sink makes it"):
         Ledger(name)
@@ -93,9 +87,7 @@ def test_a_name_is_found_and_is_no_identity(spark: Any, schema: str, cluster: Fa
 
 
 @pytest.mark.spark
-def test_the_data_source_knows_the_name_from_register(
-    spark: Any, schema: str, cluster: FakeCluster
-) -> None:
+def test_the_data_source_knows_the_name_from_register(spark, schema, cluster):
     name, rows = f"{schema}.ledger", spark.range(10).selectExpr("cast(id AS string) AS body")
     options = {"nameServer": cluster.name_server, "topic": "t", "ledger": name}
     register(spark, ledger=name)
@@ -107,7 +99,7 @@ def test_the_data_source_knows_the_name_from_register(
 
 
 @pytest.mark.spark
-def test_what_a_name_cannot_be(spark: Any, schema: str, cluster: FakeCluster) -> None:
+def test_what_a_name_cannot_be(spark, schema, cluster):
     rows = pa.table({"body": ["row"]})
     spark.sql(f"CREATE TABLE {schema}.other (a INT) USING parquet")
     with pytest.raises(LedgerError, match="is no Delta table"):

@@ -1,7 +1,5 @@
 """The reading of the ledger's log by tasks, compared with the view of the table."""
 
-from pathlib import Path
-
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import settled_since
@@ -13,7 +11,7 @@ from .values import accounts, context, session, write_spool
 SPARK = session()
 
 
-def test_letters_that_were_settled_since(tmp_path: Path) -> None:
+def test_letters_that_were_settled_since(tmp_path):
     ledger, place, ctx = Ledger(tmp_path / "l l"), resolve_path(tmp_path / "l l"), context()
 
     def resolve(way: str, *letters: str) -> None:

@@ -43,7 +43,7 @@ def append(place: LedgerPath, number: int) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> LedgerPath:
+def place(tmp_path):
     place = resolve_path(tmp_path / "ledger")
     make(place, 3)
     return place
@@ -56,9 +56,7 @@ def number_of(place: LedgerPath) -> int | None:
 
 
 @pytest.mark.parametrize("moment", ["opened", "updated"])
-def test_a_commit_while_the_table_is_opened_is_not_missed(
-    place: LedgerPath, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_a_commit_while_the_table_is_opened_is_not_missed(place, monkeypatch, moment):
     """Let another writer commit just before the last commit of the table is looked up."""
     look = delta_rs._last_commit
     if moment == "updated":
@@ -77,7 +75,7 @@ def test_a_commit_while_the_table_is_opened_is_not_missed(
 
 
 @pytest.mark.parametrize("commits", [0, 3, 9])
-def test_a_table_that_was_made_anew_is_another_one(place: LedgerPath, commits: int) -> None:
+def test_a_table_that_was_made_anew_is_another_one(place, commits):
     """The new log may be shorter than the old one, as long, or longer."""
     assert number_of(place) == 2
     shutil.rmtree(place.root)
@@ -91,7 +89,7 @@ def test_a_table_that_was_made_anew_is_another_one(place: LedgerPath, commits: i
     assert number_of(place) == 11
 
 
-def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: LedgerPath) -> None:
+def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place):
     from deltalake import TableFeatures
 
     assert newest(place) is not None
@@ -104,9 +102,7 @@ def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: Ledg
 @pytest.mark.parametrize(
     ("reader", "writer", "is_plain"), [(1, 1, True), (1, 2, True), (1, 3, False), (2, 2, False)]
 )
-def test_other_versions_of_deltas_protocol_are_sparks(
-    place: LedgerPath, reader: int, writer: int, is_plain: bool
-) -> None:
+def test_other_versions_of_deltas_protocol_are_sparks(place, reader, writer, is_plain):
     """From version 3 on, writers check constraints; from a reader's 2 on, columns are renamed."""
     log = Path(place.root, "_delta_log", f"{4:020}.json")
     protocol = {"minReaderVersion": reader, "minWriterVersion": writer}
@@ -114,7 +110,7 @@ def test_other_versions_of_deltas_protocol_are_sparks(
     assert (delta_rs.open_table(place) is not None) == is_plain
 
 
-def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path: Path) -> None:
+def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path):
     """A reader may come between the folder of the log and its first commit."""
     place = resolve_path(tmp_path / "ledger")
     (tmp_path / "ledger" / "_delta_log").mkdir(parents=True)

@@ -17,7 +17,7 @@ ROUNDS = 20
 
 
 @pytest.mark.parametrize("replace", [True, False])
-def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -> None:
+def test_writers_at_once_never_show_half_a_file(tmp_path, replace):
     start, files = threading.Barrier(WRITERS), plain_files(str(tmp_path))
 
     def write(writer: int) -> list[tuple[bool, bytes]]:
@@ -42,9 +42,7 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
     assert len(list(tmp_path.iterdir())) == ROUNDS
 
 
-def test_writers_on_a_store_without_conditions_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_on_a_store_without_conditions_agree(tmp_path, monkeypatch):
     """Let two writers look before either writes; the second writes later."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     monkeypatch.setattr(notes_module, "_SETTLE_S", 4.0)
@@ -69,9 +67,7 @@ def test_writers_on_a_store_without_conditions_agree(
     assert results == {(False, "late"), (True, "late")}
 
 
-def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_path, monkeypatch):
     """On Azure a note is empty until it is written; HDFS has an error of its own for no file."""
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
     store = NoteStore(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False), "queues")

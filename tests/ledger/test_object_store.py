@@ -36,7 +36,7 @@ EPOCHS = 30
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Any]:
+def store():
     """Yield a client of an S3 server on loopback; pyarrow finds the server by the environment."""
     import boto3
     from moto.server import ThreadedMotoServer
@@ -56,9 +56,7 @@ def store() -> Iterator[Any]:
 
 
 @pytest.fixture
-def place(
-    store: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> LedgerPath:
+def place(store, request, monkeypatch):
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.3)
     monkeypatch.setattr(lease_module, "_POLL_S", 0.1)
     return resolve_path(f"s3://bucket/{request.node.name}")
@@ -70,7 +68,7 @@ def keys(store: Any, place: LedgerPath) -> list[str]:
     return [item["Key"].removeprefix(f"{prefix}/") for item in objects]
 
 
-def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
+def test_after_many_epochs_nothing_stays(store, place):
     filesystem = place.filesystem()
     for epoch in range(EPOCHS):
         write_spool(place, context(epoch=epoch), sends(context(epoch=epoch), 2))
@@ -84,7 +82,7 @@ def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
     assert set(keys(store, place)) <= {"", "_spool/"}
 
 
-def test_a_damaged_object_is_put_aside(store: Any, place: LedgerPath) -> None:
+def test_a_damaged_object_is_put_aside(store, place):
     writer = SpoolWriter(place, context())
     writer.append(sends(context(), 2))
     sealed = writer.seal()
@@ -107,9 +105,7 @@ HOLDER = """
 """
 
 
-def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
-    store: Any, place: LedgerPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(store, place, monkeypatch):
     monkeypatch.setattr(Owner, "is_alive", lambda self: None)  # A remote host cannot know.
     holder = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLDER), place.uri],
@@ -130,7 +126,7 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
 
 
 @pytest.fixture
-def s3a(store: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def s3a(store, spark, monkeypatch):
     """Yield a ledger whose store is named by Spark's configuration only."""
     # Writers that other tests made in this process have left their session's properties. Spark
     # makes writers in processes of their own.
@@ -151,9 +147,7 @@ def s3a(store: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 
 @pytest.mark.spark
-def test_driver_and_tasks_reach_the_store_by_sparks_settings(
-    spark: Any, store: Any, s3a: str
-) -> None:
+def test_driver_and_tasks_reach_the_store_by_sparks_settings(spark, store, s3a):
     place = resolve_path(s3a)
     assert place.root == "bucket/told-by-spark"
     assert place.storage["fs.s3a.bucket.bucket.access.key"].reveal() == "test"
@@ -175,7 +169,7 @@ def test_driver_and_tasks_reach_the_store_by_sparks_settings(
 
 
 @pytest.mark.spark
-def test_a_data_source_takes_the_settings_along(spark: Any, store: Any, s3a: str) -> None:
+def test_a_data_source_takes_the_settings_along(spark, store, s3a):
     properties = all_properties(spark)
     assert {name: value.reveal() for name, value in properties.items()} == {
         "fs.s3a.endpoint": properties["fs.s3a.endpoint"].reveal(), "fs.s3a.access.key": "elsewhere",
@@ -202,10 +196,7 @@ def test_a_data_source_takes_the_settings_along(spark: Any, store: Any, s3a: str
         ("hdfs://name:9000/l", {}, None),
     ],
 )  # fmt: skip
-def test_hadoops_names_are_pyarrows_arguments(
-    uri: str, properties: dict[str, str], wanted: dict[str, Any] | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_hadoops_names_are_pyarrows_arguments(uri, properties, wanted, monkeypatch):
     monkeypatch.setattr(fs, "S3FileSystem", lambda allow_delayed_open, **arguments: arguments)
     secrets = {name: Secret(value) for name, value in properties.items()}
     assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
@@ -219,7 +210,7 @@ def test_hadoops_names_are_pyarrows_arguments(
     assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
 
 
-def test_azures_account_key_is_taken() -> None:
+def test_azures_account_key_is_taken():
     key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
     opened = open_store("abfss://box@me.dfs.core.windows.net/l", key)
     assert opened is not None
@@ -237,9 +228,7 @@ def test_azures_account_key_is_taken() -> None:
         ("hdfs://name-node:8020/l", "", {}),
     ],
 )  # fmt: skip
-def test_delta_rs_gets_the_account_key(
-    monkeypatch: pytest.MonkeyPatch, uri: str, endpoint: str, wanted: dict[str, str]
-) -> None:
+def test_delta_rs_gets_the_account_key(monkeypatch, uri, endpoint, wanted):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
     key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
     address, options = delta_rs_address(uri, key)

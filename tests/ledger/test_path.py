@@ -20,9 +20,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_local_path_that_is_resolved_again_names_the_same_folder(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_local_path_that_is_resolved_again_names_the_same_folder(tmp_path, name):
     place = resolve_path(f"{tmp_path}/{name}/ledger")
     assert Path(place.root) == tmp_path / name / "ledger"
     assert resolve_path(place.uri) == place
@@ -39,7 +37,7 @@ def test_a_local_path_that_is_resolved_again_names_the_same_folder(
         ("file:/a%20b", "/a%20b"),
     ],
 )  # fmt: skip
-def test_a_local_path_names_one_folder(path: str, root: str) -> None:
+def test_a_local_path_names_one_folder(path, root):
     place = resolve_path(path)
     assert place.root == root.format(cwd=Path.cwd())
     assert (place.uri, place.spools, place.problem) == (f"file:{place.root}", (place,), "")
@@ -52,12 +50,12 @@ def test_a_local_path_names_one_folder(path: str, root: str) -> None:
         ("file:///ledger?1", "no part of the path"),
     ],
 )  # fmt: skip
-def test_a_path_that_others_read_differently_is_refused(path: str, why: str) -> None:
+def test_a_path_that_others_read_differently_is_refused(path, why):
     with pytest.raises(LedgerError, match=why):
         resolve_path(path)
 
 
-def test_a_store_that_pyarrow_does_not_know_has_a_spool_on_the_driver() -> None:
+def test_a_store_that_pyarrow_does_not_know_has_a_spool_on_the_driver():
     place = resolve_path("weird+scheme://x/y")
     assert (place.uri, place.root, place.is_local) == ("weird+scheme://x/y", "x/y", False)
     assert place.spools == (place.driver_folder,) and "pyarrow" in place.problem
@@ -67,7 +65,7 @@ def test_a_store_that_pyarrow_does_not_know_has_a_spool_on_the_driver() -> None:
         place.filesystem()
 
 
-def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: Path) -> None:
+def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path):
     folder = tmp_path / "plain"
     store(folder, [accounts(context(), acked=1)])
     assert open_quick(folder) is not None
@@ -84,9 +82,7 @@ def _session(encoding: str) -> Any:
 
 
 @pytest.mark.parametrize("encoding", ["ANSI_X3.4-1968", "ISO-8859-1", "GBK", "x-of-java-only"])
-def test_a_path_that_java_would_take_for_another_one_is_refused(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_java_would_take_for_another_one_is_refused(encoding, tmp_path, monkeypatch):
     spark = _session(encoding)
     with pytest.raises(ConfigurationError, match=f"is {encoding}.*LC_ALL=C.UTF-8"):
         check_encoding(spark, "/data/\u8ba2\u5355")
@@ -99,7 +95,7 @@ def test_a_path_that_java_would_take_for_another_one_is_refused(
     check_encoding(_session("UTF-8"), "ledger")
 
 
-def test_long_ids_that_differ_at_their_end_have_files_of_their_own() -> None:
+def test_long_ids_that_differ_at_their_end_have_files_of_their_own():
     """A batch write's id joins its appId and the write's own id."""
     app_id = "warehouse/" + 80 * "a"
     parts = {path_part(f"{app_id}/{write}") for write in ("1", "2")}

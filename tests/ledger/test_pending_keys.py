@@ -1,6 +1,5 @@
 """Held keys are released when the ledger has no pending dead letters of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,9 +35,7 @@ def readers(spark: Any, ledger: Ledger) -> list[Query]:
     return [by_duckdb, reader(ledger.rows(spark))]
 
 
-def test_keys_are_held_until_their_last_letter_is_resolved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_held_until_their_last_letter_is_resolved(tmp_path, monkeypatch):
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, later = PendingKeys(place), context(epoch=9)
     for query in ("query", "batch"):
@@ -77,9 +74,7 @@ def test_keys_are_held_until_their_last_letter_is_resolved(
     assert keys.held_for(later) == {} and NoteStore(place, "pending").names() == []
 
 
-def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(
-    tmp_path: Path,
-) -> None:
+def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(tmp_path):
     """Otherwise its next row would be held back, and would hold the key from then on."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, ctx = PendingKeys(place), context(epoch=2)
@@ -96,9 +91,7 @@ def test_a_key_of_a_dropped_letter_does_not_wait_for_the_other_keys_of_its_task(
 
 
 @pytest.mark.spark
-def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(spark, tmp_path):
     """Hold the key of a row that a broker refused, but not of a row that the sink refused."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys = PendingKeys(place)
@@ -122,7 +115,7 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
         assert _pending(query) == {"t": {"refused"}}
 
 
-def test_keys_of_an_attempt_that_does_not_count_are_let_go(tmp_path: Path) -> None:
+def test_keys_of_an_attempt_that_does_not_count_are_let_go(tmp_path):
     """Release keys whose rows another run sent in other partitions.
 
     Rows that were held back behind those keys hold nothing by themselves.
@@ -154,9 +147,7 @@ def test_keys_of_an_attempt_that_does_not_count_are_let_go(tmp_path: Path) -> No
     assert keys.held_for(context(epoch=9)) == {}
 
 
-def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
-    tmp_path: Path,
-) -> None:
+def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(tmp_path):
     """Hold the key for the held-back rows: otherwise later rows would overtake them."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     ledger.create(JAVALESS)
@@ -170,7 +161,7 @@ def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
         assert release(JAVALESS, place) == gone
 
 
-def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(tmp_path: Path) -> None:
+def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(tmp_path):
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     ledger.create(JAVALESS)
     ledger.append(JAVALESS, accounts(context(epoch=2), acked=1))
@@ -182,9 +173,7 @@ def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(tmp_path: Path) 
     assert keys.held_for(context(epoch=9)) == {"t": {"a"}}
 
 
-def test_keys_of_a_file_that_is_not_folded_yet_are_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_a_file_that_is_not_folded_yet_are_held(tmp_path, monkeypatch):
     """Hold keys of a file that a fold cannot read now, even after files of later epochs, and if
     another process folds the file as soon as the table is open."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
@@ -211,7 +200,7 @@ def test_keys_of_a_file_that_is_not_folded_yet_are_held(
 
 
 @pytest.mark.spark
-def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path: Path) -> None:
+def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark, tmp_path):
     """Read only attempts that hold keys: others would cost the driver 1.4 KB each per fold."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     names = ("plain", "of a/team: \u00e9\U0001f600 'x'", "n" * 90, "n" * 90 + "o")

@@ -123,7 +123,7 @@ for ten seconds
 
 
 @pytest.mark.parametrize(("width", "expected"), [(80, WIDE), (40, NARROW)])
-def test_times_stay_whole_and_headings_wrap(width: int, expected: str) -> None:
+def test_times_stay_whole_and_headings_wrap(width, expected):
     heads = ("query", "epoch", "at (UTC)", "rows in", "adds up", "first error")
     rows = [
         ("2df193cd", 12, "11-27 07:54:01.4", 14_033, "yes", ""),
@@ -143,5 +143,5 @@ def test_times_stay_whole_and_headings_wrap(width: int, expected: str) -> None:
         ("orders-of-the-northern-warehouse", "orders-of-the-norther..."),
     ],
 )
-def test_a_name_is_not_cut_like_an_id(query_id: str, shown: str) -> None:
+def test_a_name_is_not_cut_like_an_id(query_id, shown):
     assert page.short_query(query_id) == shown

@@ -13,7 +13,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.consumption import QueueConsumption
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_flight_rows, isolation_rows, resolution_rows, send_rows
-from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.tables import _QUEUES, tables
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -30,7 +30,7 @@ START_MS = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory) -> Ledger:
+def ledger(tmp_path_factory):
     new_ledger = Ledger(tmp_path_factory.mktemp("report"))
     first = context()
     second = dataclasses.replace(first, partition=1, task_attempt_id=11, worker="host:2")
@@ -64,7 +64,7 @@ def ledger(tmp_path_factory) -> Ledger:
 
 
 @pytest.fixture(scope="module")
-def report(ledger) -> Report:
+def report(ledger):
     return ledger.report(SPARK, charts=True)
 
 
@@ -192,7 +192,7 @@ def test_scopes(ledger):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory) -> tuple[Ledger, dt.datetime]:
+def mixed(tmp_path_factory):
     """Return a ledger of mixed rows and the end of its epoch's task.
 
     It has degraded answers, a request that failed three times before it was stored, and two queries
@@ -220,7 +220,7 @@ def mixed(tmp_path_factory) -> tuple[Ledger, dt.datetime]:
 
 class TestMixed:
     @pytest.fixture(scope="class")
-    def found(self, mixed) -> Report:
+    def found(self, mixed):
         return mixed[0].report(SPARK)
 
     def test_degraded_is_stored(self, found):

@@ -190,7 +190,7 @@ NOT_OF_TASKS = {
 `Producer` (PRODUCER_CLOSED, WINDOW_FULL), and DEGRADED, whose rows have an outcome."""
 
 
-def test_each_error_class_has_a_remedy_and_a_case() -> None:
+def test_each_error_class_has_a_remedy_and_a_case():
     def classes(root: type[SendError]) -> Iterator[type[SendError]]:
         yield root
         for child in root.__subclasses__():
@@ -227,9 +227,7 @@ def run(
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_the_first_line_is_the_cause_and_its_remedy(
-    code: str, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_the_first_line_is_the_cause_and_its_remedy(code, cluster, tmp_path):
     break_, says, remedy = CASES[code]
     with ExitStack() as until:
         more = break_(cluster, until)
@@ -242,9 +240,7 @@ def test_the_first_line_is_the_cause_and_its_remedy(
 
 
 @pytest.mark.parametrize("code", ["AUTH_FAILED", "NO_ROUTE"])
-def test_a_cause_that_was_mended_is_no_cause(
-    code: str, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_cause_that_was_mended_is_no_cause(code, cluster, tmp_path):
     """The query starts again after the repair and runs the epoch that had failed."""
     CASES[code][0](cluster, ExitStack())
     ctx = context()
@@ -261,9 +257,7 @@ def test_a_cause_that_was_mended_is_no_cause(
 
 
 @pytest.mark.parametrize("code", ["NO_PERMISSION", "NO_ROUTE", "TOPIC_NOT_FOUND"])
-def test_the_command_of_a_remedy_mends_the_topic(
-    code: str, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_of_a_remedy_mends_the_topic(code, cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("NAMESRV_ADDR", cluster.name_server)
     CASES[code][0](cluster, ExitStack())
     run(cluster, tmp_path / "ledger", context())

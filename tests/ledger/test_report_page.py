@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.records import isolation_rows, send_rows
-from rocket_sink.ledger.report import Report, Scope, page, to_html
+from rocket_sink.ledger.report import Scope, page, to_html
 from rocket_sink.ledger.tune.suggest import FEWEST
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.tables import cell
@@ -104,7 +103,7 @@ def number(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def browser(tmp_path_factory):
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -125,7 +124,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     report = report_of(night(folder / "ledger"), series=True)
     file = folder / "report.html"
@@ -134,12 +133,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
 
 
 @pytest.fixture
-def shown(browser: Page, made: tuple[Report, Path]) -> Page:
+def shown(browser, made):
     browser.open(made[1])
     return browser
 
 
-def test_one_look_names_the_killed_broker(shown: Page, made: tuple[Report, Path]) -> None:
+def test_one_look_names_the_killed_broker(shown, made):
     _, file = made
     assert file.stat().st_size < 2_000_000
     first = shown.run("return document.querySelector('#verdict li').textContent")
@@ -157,9 +156,7 @@ def test_one_look_names_the_killed_broker(shown: Page, made: tuple[Report, Path]
     assert last < "2026-03-01 22:15:00" < max(row["from"] for row in heat)
 
 
-def test_a_notebook_shows_the_page_in_a_frame(
-    browser: Page, made: tuple[Report, Path], tmp_path: Path
-) -> None:
+def test_a_notebook_shows_the_page_in_a_frame(browser, made, tmp_path):
     file = tmp_path / "notebook.html"
     file.write_text(f"<meta charset=utf-8><body>{made[0]._repr_html_()}", encoding="utf-8")
     browser.driver.get(file.as_uri())
@@ -169,7 +166,7 @@ def test_a_notebook_shows_the_page_in_a_frame(
     browser.driver.switch_to.default_content()
 
 
-def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None:
+def test_numbers_are_the_ledgers(shown, made):
     report, _ = made
     totals = report.totals
     tiles = shown.run(
@@ -207,15 +204,13 @@ def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None
     assert spent["broker-a", "strict wait"] == 0
 
 
-def test_the_broker_is_named_when_it_went_before_the_reports_time(
-    made: tuple[Report, Path],
-) -> None:
+def test_the_broker_is_named_when_it_went_before_the_reports_time(made):
     later = Scope(since=KILLED + dt.timedelta(minutes=1))
     [waits] = report_of(made[0].ledger, later).waiting
     assert (waits.broker, waits.rows, waits.keys) == ("broker-b", 264, 6)
 
 
-def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> None:
+def test_what_if_is_what_tune_says(shown, made):
     advice = run_command("tune", made[0].ledger, "--json").json()
     latency, suspicion = shown.run(
         "return [...document.querySelectorAll('#what-if table')].map((t) => "
@@ -247,7 +242,7 @@ def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> No
     assert shown.run(reached) == 3
 
 
-def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
+def test_too_few_attempts_are_no_what_if(browser, tmp_path):
     file = tmp_path / "page.html"
     few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
     file.write_text(to_html(report_of(few, series=True)), encoding="utf-8")
@@ -267,7 +262,7 @@ def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
     assert browser.complaints() == []
 
 
-def test_filters(shown: Page, made: tuple[Report, Path]) -> None:
+def test_filters(shown, made):
     report, _ = made
     shown.choose("broker", "broker-a")
     (broker,) = [candidate for candidate in report.brokers if candidate.broker == "broker-a"]
@@ -286,7 +281,7 @@ def test_filters(shown: Page, made: tuple[Report, Path]) -> None:
     assert shown.complaints() == []
 
 
-def test_a_click_leads_to_the_epochs_and_attempts(shown: Page) -> None:
+def test_a_click_leads_to_the_epochs_and_attempts(shown):
     from selenium.webdriver.common.action_chains import ActionChains
 
     # The last place of broker-b is the step before 14:15, which is before the kill.
@@ -307,7 +302,7 @@ def test_a_click_leads_to_the_epochs_and_attempts(shown: Page) -> None:
     assert command.startswith("rocket-sink ledger show sends --ledger ") and QUERY in command
 
 
-def test_each_mark_has_a_tooltip(shown: Page) -> None:
+def test_each_mark_has_a_tooltip(shown):
     from selenium.webdriver.common.action_chains import ActionChains
 
     # The largest mark of each kind, because a mark may be narrower than a pixel. The lines between
@@ -330,7 +325,7 @@ def test_each_mark_has_a_tooltip(shown: Page) -> None:
         )
 
 
-def test_keyboard_alone(shown: Page) -> None:
+def test_keyboard_alone(shown):
     from selenium.webdriver.common.keys import Keys
 
     def press(*keys: str) -> None:
@@ -358,7 +353,7 @@ def test_keyboard_alone(shown: Page) -> None:
     assert shown.complaints() == []
 
 
-def test_local_zone_and_utc(shown: Page) -> None:
+def test_local_zone_and_utc(shown):
     last = "#table-brokers tbody td:last-child time"
     local = shown.run("return document.querySelector(arguments[0]).textContent", last)
     shown.choose("zone", "utc")
@@ -368,7 +363,7 @@ def test_local_zone_and_utc(shown: Page) -> None:
     assert "UTC" in shown.run("return document.querySelector('#rows-data caption').textContent")
 
 
-def test_phones_and_both_themes(shown: Page) -> None:
+def test_phones_and_both_themes(shown):
     def look(width: int, theme: str) -> tuple[int, str]:
         shown.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500,
@@ -387,7 +382,7 @@ def test_phones_and_both_themes(shown: Page) -> None:
         shown.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_what_a_screen_reader_needs(shown: Page) -> None:
+def test_what_a_screen_reader_needs(shown):
     """Check names of all controls and regions, headings without gaps, and labels of marks."""
     nameless = shown.run(
         "return [...document.querySelectorAll('select, button, figure, [role=region]')]"
@@ -405,7 +400,7 @@ def test_what_a_screen_reader_needs(shown: Page) -> None:
     assert any("broker: broker-b" in (mark or "") for mark in marks)
 
 
-def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
+def test_hostile_texts_stay_texts(browser, tmp_path):
     ctx = context(query_id=HOSTILE, worker=HOSTILE)
     bad = attempt(
         broker_name=HOSTILE, broker_address=HOSTILE, topic=HOSTILE, outcome=Outcome.UNKNOWN,
@@ -443,9 +438,7 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
     assert browser.requested() <= {"file", "data"}
 
 
-def test_without_the_charts_package_the_tables_are_there(
-    browser: Page, made: tuple[Report, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_charts_package_the_tables_are_there(browser, made, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "chart_library", lambda: "")
     file = tmp_path / "page.html"
     file.write_text(to_html(made[0]), encoding="utf-8")
@@ -455,9 +448,7 @@ def test_without_the_charts_package_the_tables_are_there(
     assert browser.complaints() == []
 
 
-def test_the_policy_forbids_requests(
-    browser: Page, made: tuple[Report, Path], tmp_path: Path
-) -> None:
+def test_the_policy_forbids_requests(browser, made, tmp_path):
     """Keep requests of a planted image and a planted script inside the page."""
     planted = made[1].read_text().replace(
         "</body>", '<img src="http://127.0.0.1:9/x.png"><script>fetch("http://127.0.0.1:9/y")'

@@ -1,7 +1,6 @@
 """A report's figures without Spark; `test_report.py` compares the engines."""
 
 import datetime as dt
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +42,7 @@ def isolation(from_s: float, to_s: float) -> pa.RecordBatch:
     return isolation_rows([event], context(), now_s=0.0, now_us=int(START.timestamp() * 1e6))
 
 
-def test_two_outages_are_two(tmp_path: Path) -> None:
+def test_two_outages_are_two(tmp_path):
     """Count two outages if the broker is there for minutes between them.
 
     A send that succeeds in the first seconds of an outage does not end it.
@@ -56,7 +55,7 @@ def test_two_outages_are_two(tmp_path: Path) -> None:
     assert "2 times, at most 70.0 s in all, the last from 2026-03-01 13:53:00 UTC" in line
 
 
-def test_penalties_that_overlap_are_one_isolation(tmp_path: Path) -> None:
+def test_penalties_that_overlap_are_one_isolation(tmp_path):
     spans = [(0, 10), (8, 18), (9, 12), (18, 20), (100, 130)]
     rows = [isolation(*span) for span in spans]
     (sums,) = report_of(store(tmp_path, in_order(rows, 1 << 32))).isolated
@@ -65,7 +64,7 @@ def test_penalties_that_overlap_are_one_isolation(tmp_path: Path) -> None:
     assert (sums.last_start - START).total_seconds() == 100
 
 
-def test_a_broker_that_died_since_the_last_fold_is_named(tmp_path: Path) -> None:
+def test_a_broker_that_died_since_the_last_fold_is_named(tmp_path):
     """Read failures that are only in the spool, in the file of a task that still runs."""
     path = store(tmp_path, in_order([sends()], 1 << 32))
     late = at(sends((0, 600)), START + dt.timedelta(minutes=11))
@@ -83,7 +82,7 @@ def test_a_broker_that_died_since_the_last_fold_is_named(tmp_path: Path) -> None
     writer.abort()
 
 
-def test_letters_that_were_exported_twice_count_once(tmp_path: Path) -> None:
+def test_letters_that_were_exported_twice_count_once(tmp_path):
     columns = {
         "body": pa.array([b"one", b"two"]), "reason": "consumer", "last_error_code": "GAVE_UP",
         "letter_id": pa.array(["dlq-1", "dlq-2"]),
@@ -96,7 +95,7 @@ def test_letters_that_were_exported_twice_count_once(tmp_path: Path) -> None:
     assert [(d.letters, d.pending) for d in report.dead_letters] == [(2, 2)]
 
 
-def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) -> None:
+def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path):
     """Tell of letters without a key even if as many letters of closed topics have keys."""
     ctx = context()
     of_keys = {"reason": "permission", "sharding_key": pa.array(["k"])}
@@ -117,9 +116,7 @@ def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) 
         (("resent", "parked"), 1),
     ],
 )
-def test_a_letter_is_settled_by_what_was_not_taken_back(
-    tmp_path: Path, ways: tuple[str, ...], settled: int | None
-) -> None:
+def test_a_letter_is_settled_by_what_was_not_taken_back(tmp_path, ways, settled):
     ctx = context(partition=None)
     rows = [at(letter(ctx, letter_id=pa.array(["l"])), START)]
     for hour, way in enumerate(ways, 1):
@@ -132,7 +129,7 @@ def test_a_letter_is_settled_by_what_was_not_taken_back(
     assert hours == ([] if settled is None else [settled])
 
 
-def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
+def test_sums_are_there_without_their_lists(tmp_path):
     ctx = context()
     isolated = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
     rows = [accounts(ctx, acked=7), isolation_rows(isolated, ctx, now_s=5.0, now_us=0)]
@@ -144,7 +141,7 @@ def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
     assert len(report_of(path, epochs=1).epochs) == 1
 
 
-def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> None:
+def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path):
     """Skip such letters, because the whole table is sent again."""
     failed, good = (
         context(query_id="table-1", epoch=n, partition=None, task_attempt_id=None, lane="table")
@@ -159,7 +156,7 @@ def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> Non
     assert sorted(bodies) == [b"good"]
 
 
-def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path: Path) -> None:
+def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path):
     """Count such a send as complete: its caller has the error, and no later epoch replaces it.
 
     Other lanes try again.
@@ -179,7 +176,7 @@ def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path: Path) -> None:
     assert "sends_failed" in [finding.name for finding in report.verdict]
 
 
-def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None:
+def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path):
     """An epoch of foreachBatch ends with the commit of its rows."""
     rows = [
         accounts(context(query_id=lane, lane=lane), acked=1)
@@ -206,8 +203,8 @@ OLD, NEW = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "6b2f11aa-0c4d-4f5e-9a6b-7c8d
     ],
 )
 def test_a_query_whose_checkpoint_may_have_been_deleted_is_told(
-    tmp_path: Path, query: str, topic: str, epoch: int, minute: int, successors: list[Any]
-) -> None:
+    tmp_path, query, topic, epoch, minute, successors
+):
     def epoch_rows(query: str, topic: str, epoch: int, minute: int) -> list[pa.RecordBatch]:
         ctx = context(query_id=query, epoch=epoch)
         sent = send_rows([attempt(topic=topic)], ctx, requests=[1])
@@ -223,7 +220,7 @@ def test_a_query_whose_checkpoint_may_have_been_deleted_is_told(
     )
 
 
-def test_resent_letters_are_stored_and_late_keys_are_counted(tmp_path: Path) -> None:
+def test_resent_letters_are_stored_and_late_keys_are_counted(tmp_path):
     """Letters of two keys fail in epoch 0, epoch 1 is stored, and then a backfill sends them."""
     first, second = context(), context(epoch=1, task_attempt_id=11)
     keys = ("a", "a", "b", None)

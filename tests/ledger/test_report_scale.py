@@ -31,7 +31,7 @@ sys.exit(code)
     ("rows", "per_file"),
     [(400_000, 200_000), pytest.param(100_000_000, 1_000_000, marks=pytest.mark.slow)],
 )
-def test_memory_and_page_stay_bounded(tmp_path: Path, rows: int, per_file: int) -> None:
+def test_memory_and_page_stay_bounded(tmp_path, rows, per_file):
     ledger, page = many(tmp_path / "ledger", rows=rows, per_file=per_file), tmp_path / "page.html"
     words = ("report", "--ledger", ledger, "--json", "--html", page)
     done = run_python("-c", REPORT, *words, timeout_s=3600, cwd=tmp_path)
@@ -54,7 +54,7 @@ def folds(folder: Path, count: int) -> str:
     return path
 
 
-def test_the_files_of_many_folds_are_opened_once(tmp_path: Path) -> None:
+def test_the_files_of_many_folds_are_opened_once(tmp_path):
     """Open each file once: if each query opened all, 3,000 folds would take 230 s and 10 GB."""
     count = 40
     path = folds(tmp_path, count)

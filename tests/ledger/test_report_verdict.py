@@ -177,7 +177,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "sentence"), CASES, ids=[case[0] for case in CASES])
-def test_a_rule_says_its_sentence(name: str, changes: dict[str, Any], sentence: str) -> None:
+def test_a_rule_says_its_sentence(name, changes, sentence):
     findings = verdict(replace(HEALTHY, **changes))
     assert [str(finding) for finding in findings if finding.name == name] == [sentence]
     (level,) = [rule.level for rule in RULES if rule.name == name]
@@ -190,7 +190,7 @@ def test_a_rule_says_its_sentence(name: str, changes: dict[str, Any], sentence: 
 
 
 @pytest.mark.parametrize("name", [rule.name for rule in RULES])
-def test_without_the_rule_nothing_else_says_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_rule_nothing_else_says_it(name, monkeypatch):
     """Prove by a planted defect that each rule has a case: it fails without the rule."""
     changes = [more for rule, more, _ in CASES if rule == name]
     assert changes, "each rule needs a case"
@@ -200,7 +200,7 @@ def test_without_the_rule_nothing_else_says_it(name: str, monkeypatch: pytest.Mo
     ] == []
 
 
-def test_a_command_has_the_name_servers_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_has_the_name_servers_of_the_environment(monkeypatch):
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
     (found,) = verdict(replace(HEALTHY, **letters("transport")))
     assert found.next == (
@@ -208,7 +208,7 @@ def test_a_command_has_the_name_servers_of_the_environment(monkeypatch: pytest.M
     )
 
 
-def test_a_refused_letter_is_parked_by_the_command_as_it_stands() -> None:
+def test_a_refused_letter_is_parked_by_the_command_as_it_stands():
     (found,) = verdict(replace(HEALTHY, **letters("data", "NULL_BODY", 1)))
     command = shlex.split(found.next.split("`")[3])
     assert command[:3] == ["rocket-sink", "ledger", "park"]
@@ -216,7 +216,7 @@ def test_a_refused_letter_is_parked_by_the_command_as_it_stands() -> None:
     assert parsed.params["where"] == "reason = 'data'" and parsed.params["reason"]
 
 
-def test_all_is_well() -> None:
+def test_all_is_well():
     (found,) = verdict(HEALTHY)
     assert str(found) == (
         "All is well: 1,000 rows of 3 epochs are stored and none waits to be sent; 2 brokers, "
@@ -232,7 +232,7 @@ def test_all_is_well() -> None:
     assert nothing.text == "There is nothing in the ledger yet: no epoch and no send"
 
 
-def test_the_gravest_comes_first() -> None:
+def test_the_gravest_comes_first():
     worst = replace(
         HEALTHY, absences=[GONE], waiting=[WAITS], unfolded_epochs=1,
         **totals(duplicates_possible=1, not_adding_up=1),
@@ -243,7 +243,7 @@ def test_the_gravest_comes_first() -> None:
     ]  # fmt: skip
 
 
-def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice() -> None:
+def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice():
     facts = replace(HEALTHY, absences=[GONE], waiting=[WAITS], **letters("transport", pending=300))
     assert [finding.name for finding in verdict(facts)] == ["broker_left_route"]
     more = replace(facts, **letters("transport", pending=301))
@@ -252,7 +252,7 @@ def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice() -> None
     assert [finding.name for finding in verdict(closed)] == ["broker_left_route", "letters_pending"]
 
 
-def test_names_of_the_network_stay_in_their_line() -> None:
+def test_names_of_the_network_stay_in_their_line():
     hostile = "b\n\x1b[2J{ledger}" + "x" * 500
     facts = replace(
         HEALTHY, ledger="/data/my ledger", absences=[replace(GONE, broker=hostile)],

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,12 +32,12 @@ from rocket_sink.spark.session_checks import check_session
 
 
 @pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def new_process(monkeypatch):
     monkeypatch.setattr(token_module, "_tried", set())
     monkeypatch.setattr(token_module, "_BETWEEN_LOOKS_S", 0.01)
 
 
-def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> None:
+def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path):
     place = resolve_path(tmp_path / "new" / "ledger")
     token = ledger_token(place, spools=True)
     assert ledger_token(place, spools=True) == token
@@ -48,7 +47,7 @@ def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> 
     assert not list(Path(place.spool).iterdir())
 
 
-def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path: Path) -> None:
+def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path):
     place = resolve_path(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         tokens = list(pool.map(lambda _: ledger_token(place, spools=True), range(40)))
@@ -56,7 +55,7 @@ def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path: Path)
         token.check()
 
 
-def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) -> None:
+def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path):
     place = resolve_path(tmp_path / "ledger")
     token = ledger_token(place, spools=True)
     token.check()
@@ -69,9 +68,7 @@ def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) ->
         token.check()
 
 
-def test_a_file_that_comes_into_view_late_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_comes_into_view_late_is_waited_for(tmp_path, monkeypatch):
     token = ledger_token(resolve_path(tmp_path / "ledger"), spools=True)
     (tmp_path / "ledger").rename(tmp_path / "elsewhere")
     slept = []
@@ -85,7 +82,7 @@ def test_a_file_that_comes_into_view_late_is_waited_for(
     assert len(slept) == 1
 
 
-def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_spool_that_cannot_be_written(tmp_path):
     """A file stands in the way of the spool, because root may write everywhere."""
     token = ledger_token(resolve_path(tmp_path), spools=True)
     (tmp_path / "_spool").write_text("in the way")
@@ -97,7 +94,7 @@ def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("spools", [True, False])
-def test_a_user_that_may_only_read(spools: bool) -> None:
+def test_a_user_that_may_only_read(spools):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         token = ledger_token(resolve_path(folder), spools=spools)
@@ -116,7 +113,7 @@ def test_a_user_that_may_only_read(spools: bool) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_from_a_connect_client_the_table_is_looked_for(tmp_path: Path) -> None:
+def test_from_a_connect_client_the_table_is_looked_for(tmp_path):
     token = LedgerToken(resolve_path(tmp_path).uri, "", spools=False)
     with pytest.raises(LedgerError, match="_delta_log, which is there on the driver, is not here"):
         token.check()
@@ -124,9 +121,7 @@ def test_from_a_connect_client_the_table_is_looked_for(tmp_path: Path) -> None:
     token.check()
 
 
-def test_where_nothing_can_be_appended_the_look_is_one_per_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_appended_the_look_is_one_per_process(tmp_path, monkeypatch):
     """Check an object store; a folder under another name stands in for it."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     looked = []
@@ -142,8 +137,8 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
 
 @pytest.mark.parametrize("failing", ["", "_prove", "try_commit"])
 def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
-    failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    failing, monkeypatch, caplog
+):
     """Refuse before tasks send rows whose data files they could not write."""
     reached = not failing
 
@@ -173,7 +168,7 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
     assert shared.open_for_commits(session, place) is table
 
 
-def test_a_new_session_has_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_session_has_its_own_keys(monkeypatch):
     """The driver has checked the token in the session before, and a task has no session."""
 
     def start(key: str) -> None:
@@ -194,7 +189,7 @@ def test_a_new_session_has_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None
     assert key() == "old"
 
 
-def test_executors_prove_a_ledger_that_was_made_anew(tmp_path: Path) -> None:
+def test_executors_prove_a_ledger_that_was_made_anew(tmp_path):
     proved = []
     partitions = SimpleNamespace(foreachPartition=lambda check: proved.append(check([])))
     context = SimpleNamespace(
@@ -211,9 +206,7 @@ def test_executors_prove_a_ledger_that_was_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("features", [False, True])
-def test_another_delta_table_is_refused_before_a_file_is_written_there(
-    tmp_path: Path, features: bool
-) -> None:
+def test_another_delta_table_is_refused_before_a_file_is_written_there(tmp_path, features):
     configuration = {"delta.enableDeletionVectors": "true"} if features else {}
     schema = pa.schema({"price": pa.int64()})
     DeltaTable.create(tmp_path, schema, configuration=configuration)
@@ -234,23 +227,19 @@ def test_another_delta_table_is_refused_before_a_file_is_written_there(
         (Py4JError("java.nio.file.AccessDeniedException: 403 Forbidden"), "cannot be asked now"),
     ],
 )  # fmt: skip
-def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(
-    tmp_path: Path, error: Exception, words: str
-) -> None:
+def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_path, error, words):
     with pytest.raises(LedgerError, match=words) as caught, shared.reading(resolve_path(tmp_path)):
         raise error
     assert ("backup" in str(caught.value)) == ("backup" in words)
 
 
-def test_a_stopped_session_is_refused() -> None:
+def test_a_stopped_session_is_refused():
     stopped: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     with pytest.raises(ConfigurationError, match="was stopped"):
         check_session(SinkOptions.parse({"nameServer": "-:1"}), stopped)
 
 
-def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(monkeypatch):
     checked: list[str] = []
     monkeypatch.setattr(session_checks, "check_encoding", lambda spark, path: checked.append(path))
     monkeypatch.setattr(session_checks, "warn_of_settings", lambda session: None)
@@ -283,7 +272,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def store() -> Iterator[str]:
+def store():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -292,7 +281,7 @@ def store() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("side", ["driver", "task"])
-def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, side: str) -> None:
+def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store, side):
     """Run in a process of its own, because the S3 client reads its environment once."""
     looks = {
         "driver": "ledger_token(resolve_path('s3://bucket/ledger'), spools=True)",
@@ -319,7 +308,7 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, 
         assert word in error_line
 
 
-def test_what_a_task_says_is_in_the_first_line() -> None:
+def test_what_a_task_says_is_in_the_first_line():
     error = RuntimeError(
         "Job aborted due to stage failure\nTraceback (most recent call last):\n"
         "rocket_sink.errors.LedgerError: the ledger is another one\n\tat java.Stack"

@@ -450,7 +450,7 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_query_that_writes_here_is_known_by_its_files(tmp_path: Path, is_local: bool) -> None:
+def test_a_query_that_writes_here_is_known_by_its_files(tmp_path, is_local):
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=is_local)
     writer = SpoolWriter(place, context(query_id="a_b", epoch=-1))
     writer.append(sends(context(), 1))

@@ -29,7 +29,7 @@ MUTANTS = 1500
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def original(tmp_path_factory):
     root = tmp_path_factory.mktemp("original")
     writer = SpoolWriter(str(root), context())
     writer.append(sends(context(), 3), letter(context(), tags="a", keys=[["k1", "k2"]]))
@@ -67,7 +67,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) -> None:
+def test_of_many_mutants_none_gives_other_rows(original, tmp_path):
     path = tmp_path / "mutant.arrow"
     path.write_bytes(original)
     written = read(path)
@@ -97,9 +97,7 @@ def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) 
     assert ends["LedgerError"] == 0, ends
 
 
-def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
-    original: bytes, tmp_path: Path
-) -> None:
+def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(original, tmp_path):
     *before, last, _ = batches_cut(original)
     path = tmp_path / "killed.arrow"
     path.write_bytes(original)
@@ -122,8 +120,8 @@ def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
 
 
 def test_the_last_whole_batch_of_a_cut_file_has_the_bytes_that_the_cut_one_names(
-    original: bytes, tmp_path: Path
-) -> None:
+    original, tmp_path
+):
     """A power cut may write the blocks of a file in any order."""
     *before, last, _ = batches_cut(original)
     path = tmp_path / "killed.arrow"
@@ -139,9 +137,7 @@ def test_the_last_whole_batch_of_a_cut_file_has_the_bytes_that_the_cut_one_names
     assert len(written) == len(before) - 1
 
 
-def test_marks_in_a_body_cost_a_cut_file_one_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_in_a_body_cost_a_cut_file_one_reading(tmp_path, monkeypatch):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2), letter(context(), b"\xff\xff\xff\xffRS1" * (1 << 16)))
     [path] = (tmp_path / "_spool").rglob("*.open")
@@ -155,9 +151,7 @@ def test_marks_in_a_body_cost_a_cut_file_one_reading(
     assert sum(sizes) < 1.1 * size
 
 
-def test_lack_of_memory_is_no_damage(
-    original: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_memory_is_no_damage(original, tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
@@ -172,14 +166,14 @@ def test_lack_of_memory_is_no_damage(
 
 
 @pytest.mark.parametrize("kind", ["sent", None])
-def test_a_kind_that_no_task_writes(tmp_path: Path, kind: str | None) -> None:
+def test_a_kind_that_no_task_writes(tmp_path, kind):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(replaced(sends(context()), {"kind": pa.array([kind], pa.string())}))
     with pytest.raises(DamagedSpoolError, match="kind"):
         read(Path(writer.seal() or ""))
 
 
-def test_texts_that_no_task_writes(tmp_path: Path) -> None:
+def test_texts_that_no_task_writes(tmp_path):
     """The checksums are right, because the writer itself had no valid text."""
     text = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff")]
@@ -206,9 +200,7 @@ def batches_cut(data: bytes) -> list[bytes]:
     [[0, 2, 3, 4, 5], [0, 1, 3, 2, 4, 5], [0, 1, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5],
      [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 5]],
 )  # fmt: skip
-def test_batches_that_are_missing_doubled_or_out_of_place(
-    original: bytes, tmp_path: Path, order: list[int]
-) -> None:
+def test_batches_that_are_missing_doubled_or_out_of_place(original, tmp_path, order):
     parts = batches_cut(original)
     assert b"".join(parts) == original
     path = tmp_path / "mixed.arrow"
@@ -217,7 +209,7 @@ def test_batches_that_are_missing_doubled_or_out_of_place(
         read(path)
 
 
-def test_slices_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_slices_are_read_as_they_were_written(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     rows = sends(context(), 20)
     letters, *_ = (
@@ -251,15 +243,13 @@ class BrokenStore:
 
 
 @pytest.mark.parametrize("type_name", ["s3", "local"])
-def test_a_storage_that_cannot_be_read_is_no_damage(type_name: str) -> None:
+def test_a_storage_that_cannot_be_read_is_no_damage(type_name):
     with pytest.raises(LedgerError, match="connection reset") as caught:
         list(read_batches("bucket/file.arrow", BrokenStore(type_name)))
     assert not isinstance(caught.value, DamagedSpoolError)
 
 
-def test_a_spool_file_in_a_dead_letters_body_is_no_part_of_the_file(
-    original: bytes, tmp_path: Path
-) -> None:
+def test_a_spool_file_in_a_dead_letters_body_is_no_part_of_the_file(original, tmp_path):
     """The batches behind a cut in such a body are whole, and the rows before it must go in."""
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2), letter(context(), original * 2))
@@ -269,7 +259,7 @@ def test_a_spool_file_in_a_dead_letters_body_is_no_part_of_the_file(
     assert [batch.num_rows for batch in read(path)] == [2]
 
 
-def test_requests_in_flight_of_a_complete_attempt_are_not_taken_in(tmp_path: Path) -> None:
+def test_requests_in_flight_of_a_complete_attempt_are_not_taken_in(tmp_path):
     """Only an attempt that died leaves requests without an answer."""
     ctx = context()
     flight = in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1])

@@ -1,7 +1,6 @@
 """The last row is the last by the table's order, and never by clocks, which may be set back."""
 
 import os
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,7 +20,7 @@ def pending(ledger: Ledger) -> list[bytes]:
     return sorted(row.body for row in view_rows(ledger.path, "SELECT body FROM pending_letters"))
 
 
-def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back(tmp_path):
     ledger = Ledger(tmp_path)
     by_hand = context(query_id="export", partition=None)
     ledger.append(SPARK, letter(by_hand, b"parked", letter_id=pa.array(["l"])))
@@ -44,7 +43,7 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     assert pending(ledger) == [b"new"]
 
 
-def test_two_runs_in_one_fold(tmp_path: Path) -> None:
+def test_two_runs_in_one_fold(tmp_path):
     """Ignore the times of files, because they come from a clock, too."""
     ledger = Ledger(tmp_path)
     old, new = context(), context(run_id="run-2", task_attempt_id=1)
@@ -59,7 +58,7 @@ def test_two_runs_in_one_fold(tmp_path: Path) -> None:
     assert last[0, "run-1"] < last[0, "run-2"] < last[1, "run-1"]
 
 
-def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path: Path) -> None:
+def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path):
     ledger = Ledger(tmp_path)
     paths = []
     for epoch in (11, 9):

@@ -66,7 +66,7 @@ QUICK = [(9.5 + n, "quick", 2.0) for n in range(7)]
 MIXED = sorted([*SLOW, *QUICK])
 
 
-def test_the_record_is_what_was() -> None:
+def test_the_record_is_what_was():
     replayed = replay(attempts(*MIXED), None)
     assert (replayed.isolations, replayed.moved, replayed.unsent) == (0, 0, 0)
     assert replayed.percentile(0.5) == 2.0
@@ -74,7 +74,7 @@ def test_the_record_is_what_was() -> None:
     assert replayed.weight[-1] == len(MIXED)
 
 
-def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one() -> None:
+def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one():
     replayed = replay(attempts(*MIXED), PROFILES["5.x"])
     # The first answer takes 600 ms and isolates the broker for 2 s from second 10.6 on. The
     # messages of seconds 11 and 12 move, that of second 13 is slow again, and so on.
@@ -85,13 +85,13 @@ def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one() -> Non
     assert list(replayed.latency_ms).count(2.0) == len(QUICK) + 4
 
 
-def test_no_other_broker_nothing_moves() -> None:
+def test_no_other_broker_nothing_moves():
     replayed = replay(attempts(*SLOW), PROFILES["5.x"])
     assert replayed.moved == 0
     assert replayed.isolations > 0
 
 
-def test_hosts_have_tables_of_their_own() -> None:
+def test_hosts_have_tables_of_their_own():
     rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
     replayed = replay(attempts(*rows), PROFILES["5.x"])
     assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 2.0)
@@ -99,7 +99,7 @@ def test_hosts_have_tables_of_their_own() -> None:
     assert replay(apart, PROFILES["5.x"]).moved == 0
 
 
-def test_a_broker_whose_answers_are_old_takes_no_messages() -> None:
+def test_a_broker_whose_answers_are_old_takes_no_messages():
     for pause_s, moved in ((59.0, 1), (61.0, 0)):
         rows = [(0.0, "quick", 2.0), (pause_s, "slow", 600.0), (pause_s + 0.9, "slow", 600.0)]
         assert replay(attempts(*rows), PROFILES["5.x"]).moved == moved
@@ -115,9 +115,7 @@ def test_a_broker_whose_answers_are_old_takes_no_messages() -> None:
         ({RECORDED: 1.0, DEFAULT: None, "a": 1.0}, None),
     ],
 )
-def test_a_table_is_suggested_for_a_clearly_shorter_tail(
-    tails: dict[str, float | None], best: str | None
-) -> None:
+def test_a_table_is_suggested_for_a_clearly_shorter_tail(tails, best):
     seconds = {"a": 1.0, "b": 2.0}
     candidates = [
         Candidate(name, "", 0, seconds.get(name, 0.0), 0, None, None, tail, None)
@@ -143,9 +141,7 @@ FULL = SinkOptions().request_max_messages
         (501.0, 1, BYTES, None),  # A message alone is no batch.
     ],
 )
-def test_advice_on_the_sizes_of_batches(
-    ms: float, messages: int, size: int, advice: dict[str, str] | None
-) -> None:
+def test_advice_on_the_sizes_of_batches(ms, messages, size, advice):
     sent = attempts((0.0, "a", ms), messages=np.array([messages]), bytes=np.array([size]))
     items = [*suggest._batches(sent, SinkOptions())]
     assert bool(items) == (advice is not None)
@@ -153,7 +149,7 @@ def test_advice_on_the_sizes_of_batches(
     assert values == (advice or {})
 
 
-def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves() -> None:
+def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves():
     rows = [
         (0.0, "good", 1.0), (1.0, "dead", 1000.0), (2.0, "good", 1.0),
         (5.0, "dead", 1000.0), (6.0, "good", 1.0),
@@ -169,7 +165,7 @@ def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves
     assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 10.0)
 
 
-def test_what_failed_for_good_is_in_no_latency() -> None:
+def test_what_failed_for_good_is_in_no_latency():
     dead = np.array([True, True])
     recorded = attempts(
         (0.0, "a", 10.0), (1.0, "a", 10.0), stored=~dead, isolates=dead, request=np.array([1, 1])
@@ -179,7 +175,7 @@ def test_what_failed_for_good_is_in_no_latency() -> None:
     assert replayed.percentile(0.5) is None
 
 
-def test_a_group_stands_for_its_percentiles() -> None:
+def test_a_group_stands_for_its_percentiles():
     group = attempts(
         (0.0, "a", 40.0), messages=np.array([100]), frames=np.array([100]),
         group_ms=np.array([[1.0, 10.0, 20.0]]),
@@ -193,7 +189,7 @@ def test_a_group_stands_for_its_percentiles() -> None:
     ]
 
 
-def test_candidates_move_the_first_class_that_isolates() -> None:
+def test_candidates_move_the_first_class_that_isolates():
     candidates = profiles()
     variants = [f"from {ms} ms" for ms in ("100", "250", "1,000", "2,000")]
     assert [*candidates] == [RECORDED, DEFAULT, "4.x", *variants]
@@ -205,7 +201,7 @@ def test_candidates_move_the_first_class_that_isolates() -> None:
     assert profile.duration_ms(1000, isolation=False) == 2000
 
 
-def test_suspicion_tells_false_alarms_from_trouble() -> None:
+def test_suspicion_tells_false_alarms_from_trouble():
     rows = [(float(n), "a", 250.0 if n == 9 else 1.0) for n in range(997)]
     rows += [(997.0, "a", 300.0), (998.0, "a", 5000.0), (999.0, "b", 3000.0)]
     failed = np.arange(1000) == 999
@@ -217,7 +213,7 @@ def test_suspicion_tells_false_alarms_from_trouble() -> None:
     assert figures[500].sooner_s == pytest.approx(4.5 + 2.5)
 
 
-def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
+def test_a_broker_that_is_always_slow_is_in_no_trouble():
     recorded = attempts(*[(float(n), "far", 700.0) for n in range(100)])
     assert {suspicion.troubles for suspicion in suspicions(recorded)} == {0}
     failed = np.ones(2, bool)
@@ -225,7 +221,7 @@ def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
     assert {suspicion.late_share for suspicion in suspicions(recorded)} == {0.0}
 
 
-def test_bytes_are_in_flight_from_their_process_until_the_answer() -> None:
+def test_bytes_are_in_flight_from_their_process_until_the_answer():
     rows = [(0.0, "a", 1000.0), (0.5, "a", 1000.0), (1.0, "a", 1.0)]
     recorded = attempts(
         *rows, wait_ms=np.array([1000.0, 0.0, 0.0]), process=np.array([0, 0, 1])
@@ -233,7 +229,7 @@ def test_bytes_are_in_flight_from_their_process_until_the_answer() -> None:
     assert recorded.bytes_in_flight().tolist() == [200, 100, 100]
 
 
-def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
+def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path):
     """Ignore the wait: it never moves, so it must not become a message that took a minute."""
     failed = {"outcome": Outcome.NOT_SENT, "response_code": None, "broker_name": "broker-b"}
     wait = attempt(**failed, error_code="INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
@@ -251,7 +247,7 @@ def advice(path: Path, rows: list[AttemptRecord], **options: Any) -> dict[str, s
     return {n: why for n, why in {**kept, **tuning.options}.items() if "backPressure" in n}
 
 
-def test_without_answers_there_is_no_advice_on_the_window(tmp_path: Path) -> None:
+def test_without_answers_there_is_no_advice_on_the_window(tmp_path):
     failed = attempt(outcome=Outcome.UNKNOWN, error_code="TIMEOUT", response_code=None)
     [(_, why)] = advice(tmp_path, [failed]).items()
     assert why == "requests do not wait for a place in the window"
@@ -261,7 +257,7 @@ WINDOW = SinkOptions().max_in_flight_bytes
 
 
 @pytest.mark.parametrize("size", [WINDOW, 2 * WINDOW])
-def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path: Path, size: int) -> None:
+def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path, size):
     """Twenty requests fill the window of a process until the first answers come."""
     rows = [
         attempt(started_ms=1_700_000_000_000, body_bytes=size // 20, rtt_ms=10.0,
@@ -273,7 +269,7 @@ def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path: Path, size: int)
     assert advice(tmp_path / "set", rows, backPressureForAsyncSendSize=size) == named
 
 
-def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
+def test_waits_for_strict_turns_ask_for_nothing(tmp_path):
     """One request of a queue is in flight, the others wait for their turn."""
     rows = [
         attempt(started_ms=1_700_000_000_000, body_bytes=100_000, rtt_ms=10.0,
@@ -284,7 +280,7 @@ def test_waits_for_strict_turns_ask_for_nothing(tmp_path: Path) -> None:
     assert why.startswith("58 requests waited") and why.endswith("nothing to gain")
 
 
-def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
+def test_a_value_that_is_set_is_not_advised_again(tmp_path):
     full = SinkOptions().request_max_messages
     rows = [attempt(message_count=full, body_bytes=10 * full, rtt_ms=n / 1000) for n in range(2000)]
     fast = quick_ledger(store(tmp_path, [send_rows(rows, context())]))
@@ -301,7 +297,7 @@ def test_a_value_that_is_set_is_not_advised_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["4.x", "5.x"])
-def test_a_profile_that_is_set_is_kept(profile: str) -> None:
+def test_a_profile_that_is_set_is_kept(profile):
     advice = suggest._unless_set(
         Suggestion("faultTable", "4.x", "a shorter tail"), SinkOptions.parse(faultTable=profile)
     )
@@ -309,9 +305,7 @@ def test_a_profile_that_is_set_is_kept(profile: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)])
-def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], driver: str
-) -> None:
+def test_a_ledger_by_duckdb_by_spark_and_by_the_command(request, tmp_path, capsys, driver):
     ledger = Ledger(tmp_path)
     ctx = context()
     slow, quick = {"broker_name": "broker-b", "rtt_ms": 600.0}, {"rtt_ms": 2.0}
@@ -354,7 +348,7 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     assert DEFAULT in shown and "suspectAfterMs" in shown
 
 
-def test_nothing_recorded_says_so() -> None:
+def test_nothing_recorded_says_so():
     from rich.console import Console
 
     console = Console(record=True, width=80)

@@ -1,11 +1,9 @@
 """The views of drawn ledgers, in which tasks and queries die and run again."""
 
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
-import pytest
 
 from rocket_sink.ledger.records import in_flight_rows, in_order
 from rocket_sink.ledger.views import SPARK_VIEWS, VIEWS, views_of
@@ -57,9 +55,7 @@ def rows_of_views(path: str) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-def test_epochs_without_a_repetition_need_no_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_without_a_repetition_need_no_comparison(tmp_path, monkeypatch):
     """Read accounts of most epochs as they are, and still give the rows of the full comparison."""
     random = Random(1)
     batches = [batch for epoch in range(EPOCHS) for batch in drawn_epoch(random, epoch)]
@@ -71,7 +67,7 @@ def test_epochs_without_a_repetition_need_no_comparison(
     assert short == rows_of_views(path)
 
 
-def test_an_epoch_has_the_partitions_of_its_current_attempts(tmp_path: Path) -> None:
+def test_an_epoch_has_the_partitions_of_its_current_attempts(tmp_path):
     """Count a partition without a complete attempt, too: its epoch does not add up."""
     attempts = [("run-1", 0, True), ("run-1", 1, False), ("run-2", 1, False), ("run-2", 2, True)]
     rows = [
@@ -84,6 +80,6 @@ def test_an_epoch_has_the_partitions_of_its_current_attempts(tmp_path: Path) -> 
     assert (epoch["partitions"], epoch["adds_up"]) == (2, False)
 
 
-def test_spark_does_not_look_for_repeated_epochs() -> None:
+def test_spark_does_not_look_for_repeated_epochs():
     """Spark reads the table again for each use of a view: for `epochs` 17 times instead of 29."""
     assert "repeated_epochs" not in views_of("SELECT * FROM epochs", SPARK_VIEWS)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.defects import DEFECTS, Defect
+from tests.mutation.defects import DEFECTS
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_what_is_planted_is_there_once_and_is_python(defect: Defect) -> None:
+def test_what_is_planted_is_there_once_and_is_python(defect):
     text = (ROOT / defect.path).read_text()
     assert text.count(defect.before) == 1
     planted = text.replace(defect.before, defect.after)
@@ -20,7 +20,7 @@ def test_what_is_planted_is_there_once_and_is_python(defect: Defect) -> None:
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_the_tests_that_must_see_it_exist(defect: Defect) -> None:
+def test_the_tests_that_must_see_it_exist(defect):
     assert defect.tests
     for test in defect.tests:
         path, *names = test.partition("[")[0].split("::")
@@ -31,5 +31,5 @@ def test_the_tests_that_must_see_it_exist(defect: Defect) -> None:
             node = inside[name]
 
 
-def test_each_defect_has_its_own_name() -> None:
+def test_each_defect_has_its_own_name():
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)

@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def modules_that_log() -> list[str]:
 
 
 @pytest.fixture
-def written() -> Iterator[io.StringIO]:
+def written():
     """The text that an ordinary handler writes for the whole package."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

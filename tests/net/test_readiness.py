@@ -9,7 +9,7 @@ from rocket_sink.net import transport
 from rocket_sink.net.client import READ, WRITE, Readiness
 
 
-def test_nothing_is_ready_once_it_is_closed() -> None:
+def test_nothing_is_ready_once_it_is_closed():
     readiness = Readiness()
     readiness.close()
     readiness.close()
@@ -17,7 +17,7 @@ def test_nothing_is_ready_once_it_is_closed() -> None:
     readiness.wake()
 
 
-def test_an_interest_can_change_and_a_wake_ends_one_wait_only() -> None:
+def test_an_interest_can_change_and_a_wake_ends_one_wait_only():
     readiness, (end, other_end) = Readiness(), socket.socketpair()
     channel: Any = SimpleNamespace(transport=end, interest=0)
     with end, other_end:
@@ -30,7 +30,7 @@ def test_an_interest_can_change_and_a_wake_ends_one_wait_only() -> None:
         readiness.close()
 
 
-def test_a_wait_that_another_thread_closes_ends_without_an_error() -> None:
+def test_a_wait_that_another_thread_closes_ends_without_an_error():
     for _ in range(50):
         readiness, started, results = Readiness(), threading.Event(), list[object]()
         waiting = threading.Thread(target=_wait_twice, args=(readiness, started, results))
@@ -49,7 +49,7 @@ def _wait_twice(readiness: Readiness, started: threading.Event, results: list[ob
         results.append(error)
 
 
-def test_sockets_do_not_wait_and_notice_dead_peers() -> None:
+def test_sockets_do_not_wait_and_notice_dead_peers():
     with transport._new_socket(socket.AF_INET, socket.SOCK_STREAM, 0) as sock:
         assert not sock.getblocking()
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -108,7 +108,7 @@ class Ended:
 @pytest.mark.parametrize(
     ("taken", "outcome"), [(0, Outcome.NOT_SENT), (150, Outcome.UNKNOWN), (1000, Outcome.UNKNOWN)]
 )
-def test_a_group_that_went_in_part_may_be_stored_in_part(taken: int, outcome: Outcome):
+def test_a_group_that_went_in_part_may_be_stored_in_part(taken, outcome):
     """The broker has the first frames of the group, not the last: no frame counts as NOT_SENT."""
     channel = object.__new__(Channel)
     channel.address, channel.transport = "b:1", Slow(taken)  # type: ignore[assignment]

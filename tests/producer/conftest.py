@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic, read_topic, repair, scripted_cluster
 from tests.producer.waiting import until
@@ -22,7 +21,7 @@ cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture
-def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
+def make_engine(cluster):
     """Make engines that are closed at the test's end, and must then count nothing as open."""
     engines: list[SendEngine] = []
 
@@ -42,35 +41,35 @@ def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
 
 
 @pytest.fixture
-def make_producer(cluster: FakeCluster, closing: Any) -> Callable[..., Producer]:
+def make_producer(cluster, closing):
     return lambda **options: closing(Producer(nameServer=cluster.name_server, **options), 0.3)
 
 
 @pytest.fixture
-def engine(make_engine: Callable[..., SendEngine]) -> SendEngine:
+def engine(make_engine):
     """Return an engine with the defaults of all options."""
     return make_engine()
 
 
 @pytest.fixture
-def producer(make_producer: Callable[..., Producer]) -> Producer:
+def producer(make_producer):
     """Return a producer with the defaults of all options."""
     return make_producer()
 
 
 @pytest.fixture
-def admin(cluster: FakeCluster, closing: Any) -> Admin:
+def admin(cluster, closing):
     return closing(Admin(nameServer=cluster.name_server))
 
 
 @pytest.fixture(scope="session")
-def real(local_cluster: LocalCluster) -> LocalCluster:
+def real(local_cluster):
     """Return a real cluster for modules that need no special one."""
     return local_cluster
 
 
 @pytest.fixture
-def topic(real: LocalCluster, request: Any) -> str:
+def topic(real, request):
     """Make a topic for the test on both brokers, with four queues each."""
     name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
     make_topic(repair(real), name)

@@ -24,7 +24,7 @@ def make(callback: Any = None) -> SendFuture:
     return SendFuture(WORKERS, Hooks("g"), None, callback)
 
 
-def test_asked_after_the_end() -> None:
+def test_asked_after_the_end():
     future = make()
     assert not future.done() and not future.running() and not future.cancelled()
     future.resolve(RESULT, None)
@@ -35,7 +35,7 @@ def test_asked_after_the_end() -> None:
     assert wait([future], timeout=0).done == {future} and list(as_completed([future])) == [future]
 
 
-def test_asked_before_the_end() -> None:
+def test_asked_before_the_end():
     future, results = make(), list[Any]()
     with pytest.raises(FutureTimeoutError):
         future.result(0)
@@ -48,7 +48,7 @@ def test_asked_before_the_end() -> None:
     assert sorted(map(str, results)) == sorted(map(str, [future, RESULT]))
 
 
-def test_an_error() -> None:
+def test_an_error():
     early, late = make(), make()
     assert not wait([early], timeout=0).done
     for future in (early, late):
@@ -58,7 +58,7 @@ def test_an_error() -> None:
             future.result(0)
 
 
-def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_is_logged(caplog):
     def bad(result: Any, error: Any) -> None:
         raise BrokerError("mine")
 
@@ -68,7 +68,7 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
     assert future.result() is RESULT and "a callback of a send raised" in caplog.text
 
 
-def test_in_an_event_loop() -> None:
+def test_in_an_event_loop():
     async def main() -> list[Any]:
         futures = [make() for _ in range(3)]
         futures[0].resolve(RESULT, None)
@@ -98,7 +98,7 @@ def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any
 
 @pytest.mark.parametrize("step", range(2, 7))
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed"])
-def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
+def test_access_during_completion_gets_the_result(way, step):
     future, results = make(), list[Any]()
     reached, go_on = threading.Event(), threading.Event()
 
@@ -128,7 +128,7 @@ def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed", "wait"])
-def test_concurrent_access_gets_the_result_once(way: str) -> None:
+def test_concurrent_access_gets_the_result_once(way):
     futures, results = [make() for _ in range(ROUNDS)], list[Any]()
     start = threading.Barrier(2)
 
@@ -187,7 +187,7 @@ print("whole")
 """
 
 
-def test_another_thread_in_the_midst_of_a_collection_does_not_end_the_process() -> None:
+def test_another_thread_in_the_midst_of_a_collection_does_not_end_the_process():
     """Python 3.11 ended with SIGSEGV where two threads made a future's `__dict__` at once."""
     done = run_python("-X", "faulthandler", "-c", ASKED_IN_A_COLLECTION, may_fail=True)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr

@@ -3,7 +3,7 @@ grows with them (a third of the CPU time of automatic batching, as measured)."""
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ LONG_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
+def no_collector():
     gc.collect()
     gc.disable()
     yield

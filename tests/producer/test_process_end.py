@@ -8,13 +8,12 @@ import multiprocessing.process
 import multiprocessing.util
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rocket_sink.producer import process_end
-from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_trace
 from tests.python import run_python
@@ -98,7 +97,7 @@ Ended = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
+def run(cluster, tmp_path):
     """Return a function that runs a script to its end."""
 
     def run(script: str, *flags: str) -> Ended:

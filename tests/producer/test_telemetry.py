@@ -1,7 +1,6 @@
 """Metrics and trace context, judged by OpenTelemetry's own reader and propagator."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.request_queue import RequestQueue
-from rocket_sink.testing import Answer, Delay, FakeCluster
+from rocket_sink.testing import Answer, Delay
 from rocket_sink.wire.codes import ResponseCode
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import held
@@ -42,7 +41,7 @@ from tests.python import run_python
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
+def reader(monkeypatch):
     """A reader of a provider of this test's own: a process can set one provider only."""
     reader = InMemoryMetricReader()
     monkeypatch.setattr(metrics, "get_meter", MeterProvider([reader]).get_meter)
@@ -77,7 +76,7 @@ def counts(reader: InMemoryMetricReader) -> dict[str | None, int]:
     return by_error(reader, telemetry.SENT, "value")
 
 
-def test_names_and_units_are_those_of_the_conventions(reader: InMemoryMetricReader) -> None:
+def test_names_and_units_are_those_of_the_conventions(reader):
     ours = telemetry.ClientMetrics(metrics)
     other = InMemoryMetricReader()
     meter = MeterProvider([other]).get_meter("theirs")
@@ -92,7 +91,7 @@ def test_names_and_units_are_those_of_the_conventions(reader: InMemoryMetricRead
     assert described(reader) == described(other)
 
 
-def test_each_way_to_send_is_measured(reader: InMemoryMetricReader, cluster: FakeCluster) -> None:
+def test_each_way_to_send_is_measured(reader, cluster):
     message = Message("orders", b"x")
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(message)
@@ -218,7 +217,7 @@ def test_failures_without_an_attempt_are_measured(reader, cluster):
     assert counts(reader) == {None: 2}
 
 
-def test_without_opentelemetry_there_are_no_metrics_and_nothing_imports_it() -> None:
+def test_without_opentelemetry_there_are_no_metrics_and_nothing_imports_it():
     script = """
 import sys
 from rocket_sink import Message, Producer
@@ -231,7 +230,7 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
     run_python("-c", script)
 
 
-def test_each_message_has_the_context_of_the_span_that_sends(cluster: FakeCluster) -> None:
+def test_each_message_has_the_context_of_the_span_that_sends(cluster):
     tracer = TracerProvider().get_tracer("test")
     message = Message("orders", b"x", properties={"own": "1"})
     with (
@@ -260,7 +259,7 @@ OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def span_of_a_vendor() -> Iterator[SpanContext]:
+def span_of_a_vendor():
     """Make a span with a `tracestate` the current one."""
     span = SpanContext(
         0xABC, 0xDEF, is_remote=True, trace_flags=TraceFlags(1),
@@ -271,7 +270,7 @@ def span_of_a_vendor() -> Iterator[SpanContext]:
 
 
 @pytest.mark.usefixtures("span_of_a_vendor")
-def test_a_context_of_the_messages_own_stays(cluster: FakeCluster) -> None:
+def test_a_context_of_the_messages_own_stays(cluster):
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(Message("orders", b"own", properties={"traceparent": OWN}))
         producer.send(Message("orders", b"none"))

@@ -10,7 +10,7 @@ import pytest
 
 from rocket_sink.errors import ProducerClosedError, RequestTimeoutError
 from rocket_sink.message import Message
-from rocket_sink.testing import Delay, FakeCluster
+from rocket_sink.testing import Delay
 from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ producer.close()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_users_code_may_call_everything(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+def test_users_code_may_call_everything(cluster, tmp_path, name):
     script = tmp_path / "script.py"
     script.write_text(HEAD + SCRIPTS[name] + "\nprint('done')\n")
     ended = run_python(script, cluster.name_server, timeout_s=LIMIT_S, may_fail=True)

@@ -5,9 +5,6 @@ doubled or without an outcome: these tests allow that, and the command does not.
 """
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import make_topic
-from tests.integration.lanes import LANES, Lane
+from tests.integration.lanes import LANES
 from tests.proxies import faults, lanes
 from tests.task.one_task import run_task
 
@@ -29,9 +26,7 @@ CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture(scope="module")
-def proxies(
-    local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[RocketmqProxy]]:
+def proxies(local_cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("proxies")
     with (
         RocketmqProxy(local_cluster, folder / "a", print) as one,
@@ -43,17 +38,14 @@ def proxies(
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", lanes.TYPES)
 @pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)
-def test_every_row_is_stored_once(
-    spark: Any, local_cluster: LocalCluster, proxies: list[RocketmqProxy], lane: Lane, kind: str,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_every_row_is_stored_once(spark, local_cluster, proxies, lane, kind, tmp_path):
     result = lanes.run_lane(spark, local_cluster, proxies[0].address, lane, kind, 5_000, tmp_path)
     assert not result.missing and result.adds_up and set(result.letters) <= {"unknown"}, result
     # The first batch of a task to a FIFO topic shows that the topic is one.
     assert bool(result.refused) == (kind == "FIFO"), result
 
 
-def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_path: Path) -> None:
+def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_path):
     """`mqbroker --enable-proxy`: routes of the proxy's remoting port name its gRPC port."""
     cluster = LocalCluster(brokers=1)
     cluster.start(timeout_s=600)
@@ -85,18 +77,14 @@ def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_pat
         cluster.stop()
 
 
-def test_a_proxy_is_known_by_its_answers(
-    local_cluster: LocalCluster, proxies: list[RocketmqProxy]
-) -> None:
+def test_a_proxy_is_known_by_its_answers(local_cluster, proxies):
     with Admin(nameServer=proxies[0].address, timeout_s=30.0) as admin:
         assert admin.proxy() == proxies[0].address
     with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
         assert admin.proxy() is None
 
 
-def test_a_normal_topic_takes_sharding_keys_in_batches_only(
-    local_cluster: LocalCluster, proxies: list[RocketmqProxy], tmp_path: Path
-) -> None:
+def test_a_normal_topic_takes_sharding_keys_in_batches_only(local_cluster, proxies, tmp_path):
     make_topic(local_cluster, "normal")
     options = {"nameServer": proxies[0].address, "ledger": str(tmp_path), "ordering": "strict"}
     columns = {"body": [b"1", b"2", b"3"], "sharding_key": ["a", "b", "a"]}
@@ -108,9 +96,7 @@ def test_a_normal_topic_takes_sharding_keys_in_batches_only(
         producer.send(Message("normal", b"4", sharding_key="a"))
 
 
-def test_a_slow_and_a_killed_proxy_lose_nothing(
-    local_cluster: LocalCluster, proxies: list[RocketmqProxy]
-) -> None:
+def test_a_slow_and_a_killed_proxy_lose_nothing(local_cluster, proxies):
     """Kill a proxy, and so run last."""
     result = faults.send_during_faults(local_cluster, proxies, 8_000, 1000, frozen_s=3.0)
     assert not result.lost, result

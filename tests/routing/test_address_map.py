@@ -27,7 +27,7 @@ from rocket_sink.wire.route import BrokerData, TopicRoute
         ("broker-b:*=one:1; broker-a:10912=three:3", "pod-7:10911", "pod-7:10911"),
     ],
 )
-def test_the_first_entry_that_fits_counts(text: str, address: str, mapped: str) -> None:
+def test_the_first_entry_that_fits_counts(text, address, mapped):
     entries = SinkOptions.parse(addressMap=text).address_map
     assert mapped_addresses(entries, "broker-a", {0: address}) == {0: mapped}
     route = TopicRoute(brokers=(BrokerData("c", "broker-a", {0: address, 1: "x:1"}),))
@@ -41,12 +41,12 @@ def test_the_first_entry_that_fits_counts(text: str, address: str, mapped: str) 
     "text",
     ["a", "a:1", "a:1=b", "a=b:1", "a:1=b:x", "a:1=b:1;a:1=c:1", "10.1.0.0/33:*=b:1", "=b:1"],
 )
-def test_an_illegal_map_is_refused(text: str) -> None:
+def test_an_illegal_map_is_refused(text):
     with pytest.raises(OptionError, match=r"addressMap.*pairs of HOST:PORT"):
         SinkOptions.parse(addressMap=text)
 
 
-def test_only_brokers_that_were_not_reached_get_the_remedy() -> None:
+def test_only_brokers_that_were_not_reached_get_the_remedy():
     cause = OSError("refused")
     error = ConnectError("cannot connect to h:1", address="h:1")
     error.__cause__ = cause

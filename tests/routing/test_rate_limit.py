@@ -19,7 +19,7 @@ def _spend_all(bucket: TokenBucket, amounts: list[float], now_s: float) -> list[
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_rate_is_never_passed_and_always_reached(seed: int) -> None:
+def test_the_rate_is_never_passed_and_always_reached(seed):
     rng = random.Random(seed)
     rate = rng.uniform(0.2, 50_000)
     amounts = [rng.uniform(0.01, 3) * rate * rng.choice((0.001, 0.1, 1)) for _ in range(300)]
@@ -34,28 +34,28 @@ def test_the_rate_is_never_passed_and_always_reached(seed: int) -> None:
     assert times[-1] - 5.0 <= (spent + last) / rate + 1e-6
 
 
-def test_a_new_sender_waits_before_its_first_piece() -> None:
+def test_a_new_sender_waits_before_its_first_piece():
     """Otherwise many short-lived workers together would exceed the limit."""
     bucket = TokenBucket(10, 100.0)
     assert bucket.wait_s(1, 100.0) == pytest.approx(0.1)
     assert bucket.wait_s(1, 100.11) == 0.0
 
 
-def test_idle_time_saves_up_one_burst_only() -> None:
+def test_idle_time_saves_up_one_burst_only():
     bucket = TokenBucket(10, 0.0)
     assert bucket.wait_s(10, 3600.0) == 0.0
     bucket.spend(10, 3600.0)
     assert bucket.wait_s(1, 3600.0) == pytest.approx(0.1)
 
 
-def test_a_piece_larger_than_the_bucket_leaves_a_debt() -> None:
+def test_a_piece_larger_than_the_bucket_leaves_a_debt():
     bucket = TokenBucket(10, 0.0)
     assert bucket.wait_s(50, 0.0) == pytest.approx(1.0)
     bucket.spend(50, 1.0)
     assert bucket.wait_s(1, 1.0) == pytest.approx(4.1)
 
 
-def test_a_clock_that_goes_back_gives_nothing() -> None:
+def test_a_clock_that_goes_back_gives_nothing():
     bucket = TokenBucket(10, 100.0)
     bucket.spend(0, 101.0)
     bucket.spend(0, 50.0)
@@ -65,18 +65,18 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_rate_that_lets_nothing_pass_is_refused(rate: float) -> None:
+def test_a_rate_that_lets_nothing_pass_is_refused(rate):
     with pytest.raises(ValueError, match="nothing pass"):
         TokenBucket(rate, 0.0)
 
 
 class TestAimdWindow:
-    def test_the_first_busy_answer_halves_what_is_in_flight(self) -> None:
+    def test_the_first_busy_answer_halves_what_is_in_flight(self):
         window = AimdWindow(100, 0.0)
         assert window.room_for(1, 49) == 1
         assert window.room_for(1, 50) == 0
 
-    def test_the_answers_to_one_window_cut_once(self) -> None:
+    def test_the_answers_to_one_window_cut_once(self):
         window = AimdWindow(100, 10.0)
         for _ in range(60):
             window.busy(9.5, 60, 10.1)
@@ -84,19 +84,19 @@ class TestAimdWindow:
         window.busy(10.2, 50, 10.3)
         assert window.limit == 25
 
-    def test_a_window_that_is_not_used_is_cut_from_what_is(self) -> None:
+    def test_a_window_that_is_not_used_is_cut_from_what_is(self):
         window = AimdWindow(100, 0.0)
         window.busy(1.0, 8, 2.0)
         assert window.limit == 4
 
-    def test_it_never_closes(self) -> None:
+    def test_it_never_closes(self):
         window = AimdWindow(1, 0.0)
         for second in range(1, 10):
             window.busy(second, 1, second)
         assert window.room_for(1, 0) == 1
         assert window.room_for(1, 1) == 0
 
-    def test_it_grows_by_about_one_per_window_of_stored_answers(self) -> None:
+    def test_it_grows_by_about_one_per_window_of_stored_answers(self):
         window = AimdWindow(40, 0.0)
         for _ in range(20):
             window.grow()

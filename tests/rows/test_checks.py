@@ -30,7 +30,6 @@ from tests.decoding import batch_body, encode_message
 from tests.rows.row_strategies import (
     EVENT_TIME,
     MADE_ID,
-    Frame,
     code_of,
     frames,
     has_legal_context,
@@ -58,9 +57,7 @@ def code(**columns: Any) -> str | None:
 
 @THOROUGH
 @given(frames(), st.booleans())
-def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(
-    frame: Frame, strict: bool
-) -> None:
+def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(frame, strict):
     names = frame.table.schema.names
     options = SinkOptions.parse(
         topic="" if "topic" in names else "t",
@@ -76,7 +73,7 @@ def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(
 
 @THOROUGH
 @given(frames())
-def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -> None:
+def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame):
     options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
     checked = check(frame.table, options)
     rows = checked.rows
@@ -93,7 +90,7 @@ def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -
 
 @THOROUGH
 @given(frames())
-def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame) -> None:
+def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame):
     options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
     checked = check(frame.table, options)
     for place, row in enumerate(checked.accepted.tolist()):
@@ -104,7 +101,7 @@ def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame)
 
 @THOROUGH
 @given(frames())
-def test_dropping_illegal_properties_checks_the_row_without_them(frame: Frame) -> None:
+def test_dropping_illegal_properties_checks_the_row_without_them(frame):
     names = frame.table.schema.names
     options = SinkOptions.parse(topic="" if "topic" in names else "t", propertyPolicy="drop")
     checked = check(frame.table, options)
@@ -180,7 +177,7 @@ def _is_legal(row: dict[str, Any], name: bytes, value: bytes) -> bool:
          "INVALID_PROPERTY"),
     ],
 )  # fmt: skip
-def test_each_rule_has_its_code(columns: dict[str, Any], expected: str | None) -> None:
+def test_each_rule_has_its_code(columns, expected):
     assert code(**columns) == expected
 
 
@@ -190,7 +187,7 @@ def test_each_rule_has_its_code(columns: dict[str, Any], expected: str | None) -
      *sorted(SYSTEM_TOPICS), "rmq_sys_wheel_timer", "RMQ_SYS_own", "%DLQ%g", "%LMQ%a%b"],
 )  # fmt: skip
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_topic_column_has_the_rules_of_message(topic: str | None, allowed: bool) -> None:
+def test_a_topic_column_has_the_rules_of_message(topic, allowed):
     options = SinkOptions.parse(allowSystemTopics=allowed)
     table = pa.table({"body": ["x", "x"], "topic": pa.array(["good", topic])})
     row = {"body": b"x", "body_is_text": True, "topic": None if topic is None else topic.encode()}
@@ -200,7 +197,7 @@ def test_a_topic_column_has_the_rules_of_message(topic: str | None, allowed: boo
 
 
 @pytest.mark.parametrize("size", [10, 11])
-def test_the_body_limit_is_exact_and_in_bytes(size: int) -> None:
+def test_the_body_limit_is_exact_and_in_bytes(size):
     options = SinkOptions.parse(topic="t", maxMessageSize=10)
     table = one_row(body="é" * (size // 2) + "x" * (size % 2))
     assert [r.code for r in check(table, options).refused] == ["BODY_TOO_LARGE"] * (size - 10)
@@ -209,9 +206,7 @@ def test_the_body_limit_is_exact_and_in_bytes(size: int) -> None:
 @pytest.mark.parametrize("extra", [0, 1])
 @pytest.mark.parametrize("letter", ["x", "é"])
 @pytest.mark.parametrize("own_id", [True, False])
-def test_the_property_limit_is_the_one_message_encoders(
-    extra: int, letter: str, own_id: bool
-) -> None:
+def test_the_property_limit_is_the_one_message_encoders(extra, letter, own_id):
     row = {"body": b"x", "body_is_text": False, "key": b"k1", "tags": b"t", "event_time": 5}
     row["message_id"] = b"i" * 7 if own_id else None
     options = SinkOptions.parse(topic="t")
@@ -233,7 +228,7 @@ def test_the_property_limit_is_the_one_message_encoders(
 
 
 @pytest.mark.parametrize("column", ["tags", "sharding_key", "message_id", "keys"])
-def test_the_property_limit_counts_each_column(column: str) -> None:
+def test_the_property_limit_counts_each_column(column):
     """Keys count with the blanks between them."""
     for size, expected in ((32_000, None), (33_000, "PROPERTIES_TOO_LARGE")):
         value = pa.array([["key"] * (size // 4)]) if column == "keys" else "x" * size
@@ -245,7 +240,7 @@ def test_the_property_limit_counts_each_column(column: str) -> None:
     [("at_least_once", "32511 (32767 less what brokers add)"),
      ("transactional", "31487 (32767 less what brokers and delivery=transactional add)")],
 )  # fmt: skip
-def test_half_messages_have_room_for_their_own_properties(delivery: str, limit: str) -> None:
+def test_half_messages_have_room_for_their_own_properties(delivery, limit):
     options = TOPIC.with_(delivery=delivery, ledger="/l", ordering="none")
     (refused,) = check(one_row(body=b"x", tags="x" * 33_000), options).refused
     assert f"the limit is {limit}" in refused.text
@@ -260,16 +255,14 @@ def test_half_messages_have_room_for_their_own_properties(delivery: str, limit: 
     [("tags", 0), ("delay_level", 1), ("delay_ms", 2), ("delivery_timestamp", 2), ("priority", 3),
      ("lite_topic", 4)],
 )  # fmt: skip
-def test_each_kind_of_rows_has_its_number(column: str, kind: int) -> None:
+def test_each_kind_of_rows_has_its_number(column, kind):
     value = "text" if column in ("tags", "lite_topic") else 1
     rows = check(one_row(body=b"x", **{column: value})).rows
     assert rows.kinds().tolist() == [kind] and rows.is_delayed is (kind in (1, 2))
 
 
 @pytest.mark.parametrize(("policy", "codes"), [("error", ["RESERVED_PROPERTY"]), ("drop", [])])
-def test_a_row_with_an_event_time_may_not_bring_its_property_too(
-    policy: str, codes: list[str]
-) -> None:
+def test_a_row_with_an_event_time_may_not_bring_its_property_too(policy, codes):
     table = pa.table(
         {
             "body": ["x", "y"],
@@ -299,9 +292,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ("00-" + "0" * 32 + PARENT[35:], None),
     ],
 )  # fmt: skip
-def test_the_form_of_a_trace_context_is_that_of_opentelemetrys_reader(
-    parent: str, state: str | None
-) -> None:
+def test_the_form_of_a_trace_context_is_that_of_opentelemetrys_reader(parent, state):
     columns = {"traceparent": parent} | ({"tracestate": state} if state else {})
     context = trace.get_current_span(
         TraceContextTextMapPropagator().extract(columns)
@@ -312,12 +303,12 @@ def test_the_form_of_a_trace_context_is_that_of_opentelemetrys_reader(
     assert [item.code for item in refused] == ["INVALID_PROPERTY"] * (not legal)
 
 
-def test_an_empty_batch_has_no_refusals() -> None:
+def test_an_empty_batch_has_no_refusals():
     checked = check(pa.table({"body": pa.array([], pa.string()), "tags": pa.array([], pa.null())}))
     assert (len(checked.rows), list(checked.refused), checked.accepted.tolist()) == (0, [], [])
 
 
-def test_only_refused_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_refused_rows_are_looked_at_one_by_one(monkeypatch):
     from rocket_sink.rows import row_batch
 
     looked_at: list[int] = []
@@ -348,7 +339,7 @@ SHORT = st.text(st.sampled_from("\x00\x01\x02\x03\t a|\x7f\x85\u00a0\u3000\U0001
 
 
 @given(st.lists(st.none() | SHORT, max_size=40), st.integers(0, 5))
-def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], first: int) -> None:
+def test_screens_pass_nothing_that_a_message_refuses(values, first):
     array = pa.array(values, pa.string())[first:]
     texts = values[first:]
     blank = [text is not None and not text.strip(JAVA_BLANKS) for text in texts]
@@ -365,7 +356,7 @@ def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], f
 
 
 @given(st.lists(st.none() | st.binary(max_size=6), max_size=80), st.integers(0, 5))
-def test_invalid_utf8_is_found_wherever_it_is(values: list[bytes | None], first: int) -> None:
+def test_invalid_utf8_is_found_wherever_it_is(values, first):
     array = pa.array(values, pa.binary()).view(pa.string())[first:]
     assert checks.invalid_utf8(array).tolist() == [
         value is not None and not _decodes(value) for value in values[first:]
@@ -380,7 +371,7 @@ def _decodes(value: bytes) -> bool:
     return True
 
 
-def test_bytes_under_a_null_are_ignored() -> None:
+def test_bytes_under_a_null_are_ignored():
     buffers = pa.array(["a", "\x01", "c"]).buffers()
     validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
     tags = pa.Array.from_buffers(pa.string(), 3, [validity, *buffers[1:]])

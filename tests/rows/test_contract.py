@@ -3,7 +3,6 @@
 import os
 import pickle
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,16 +75,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "kind"), ACCEPTED, ids=str)
-def test_a_type_of_the_contract_is_taken(name: str, kind: pa.DataType) -> None:
+def test_a_type_of_the_contract_is_taken(name, kind):
     options = {"topic": ""} if name == "topic" else {}
     columns = {"body": TEXT, "topic": TEXT, name: kind}
     assert sources(columns, **options)[name] == name
 
 
 @pytest.mark.parametrize(("name", "kind"), REFUSED, ids=str)
-def test_another_type_is_an_error_that_names_column_type_and_way_out(
-    name: str, kind: pa.DataType
-) -> None:
+def test_another_type_is_an_error_that_names_column_type_and_way_out(name, kind):
     options = {"topic": ""} if name == "topic" else {}
     caught = error({"body": TEXT, "topic": TEXT, name: kind}, **options)
     assert caught.column == name
@@ -109,23 +106,21 @@ def test_another_type_is_an_error_that_names_column_type_and_way_out(
     ],
     ids=str,
 )  # fmt: skip
-def test_spark_and_arrow_types_have_one_vocabulary(
-    spark_type: spark.DataType, arrow_type: pa.DataType
-) -> None:
+def test_spark_and_arrow_types_have_one_vocabulary(spark_type, arrow_type):
     assert kind_of(spark_type) == kind_of(arrow_type)
 
 
-def test_a_struct_type_is_read_like_an_arrow_schema() -> None:
+def test_a_struct_type_is_read_like_an_arrow_schema():
     schema = spark.StructType().add("value", "binary").add("key", "string").add("n", "integer")
     resolved = resolve_columns(schema, SinkOptions.parse(topic="t"))
     assert dict(resolved.sources) == {"body": "value", "keys": "key"}
 
 
-def test_a_collated_string_is_a_string() -> None:
+def test_a_collated_string_is_a_string():
     assert kind_of(spark.StringType("UTF8_LCASE")) == "string"
 
 
-def test_names_aliases_prefixes_and_mappings() -> None:
+def test_names_aliases_prefixes_and_mappings():
     assert sources({"value": TEXT, "key": TEXT, "headers": MAP}) == {
         "body": "value", "keys": "key", "properties": "headers"
     }  # fmt: skip
@@ -138,7 +133,7 @@ def test_names_aliases_prefixes_and_mappings() -> None:
     assert sources({"body": TEXT, "at": UTC_US}, orderBy="at")["order_by"] == "at"
 
 
-def test_case_is_ignored_unless_the_session_minds_it() -> None:
+def test_case_is_ignored_unless_the_session_minds_it():
     assert sources({"Body": TEXT, "TAGS": TEXT}) == {"body": "Body", "tags": "TAGS"}
     assert sources({"body": TEXT, "TAGS": TEXT}, case_sensitive=True) == {"body": "body"}
     assert "ambiguous" in error({"body": TEXT, "tags": TEXT, "TAGS": TEXT}).text
@@ -169,9 +164,7 @@ def test_case_is_ignored_unless_the_session_minds_it() -> None:
         ({"value": BYTES, "key": BYTES}, {}, ["Kafka", "cast(key AS string) AS sharding_key"]),
     ],
 )
-def test_an_error_names_the_remedy(
-    columns: dict[str, pa.DataType], options: dict[str, Any], words: list[str]
-) -> None:
+def test_an_error_names_the_remedy(columns, options, words):
     refused = error(columns, **options)
     words = [*words, refused.facts.get("column", "nothing to pack")]
     assert [word for word in words if word not in refused.text] == []
@@ -182,13 +175,13 @@ def test_an_error_names_the_remedy(
     ["order_id", "message", "event", "event_id", "event_type", "order", "queue", "top", "lag",
      "flat", "tag1", "id", "text", "topics", "broker"],
 )  # fmt: skip
-def test_a_data_column_is_not_taken_for_a_misspelled_one(name: str) -> None:
+def test_a_data_column_is_not_taken_for_a_misspelled_one(name):
     assert sources({"body": TEXT, name: TEXT}) == {"body": "body"}
     assert plan({"tag": TEXT}, bodyFormat="json").json_columns == ("tag",)
 
 
 @pytest.mark.parametrize("column", [column.name for column in CONTRACT])
-def test_near_names_of_each_column_are_refused(column: str) -> None:
+def test_near_names_of_each_column_are_refused(column):
     """Try names as other languages, other tools and mistyping write them."""
     meant = {name for name, wanted in _MEANT.items() if wanted == column}
     words = column.split("_")
@@ -200,28 +193,28 @@ def test_near_names_of_each_column_are_refused(column: str) -> None:
         assert f"the row contract has no column {name!r}" in error(columns, **options).text
 
 
-def test_a_delay_is_not_ignored() -> None:
+def test_a_delay_is_not_ignored():
     assert "did you mean 'delay_ms'" in error({"body": TEXT, "delay": LONG}).text
     assert sources({"body": TEXT, "delay": LONG, "delay_ms": LONG})["delay_ms"] == "delay_ms"
 
 
-def test_the_topic_option_wins_over_the_column() -> None:
+def test_the_topic_option_wins_over_the_column():
     assert "topic" not in sources({"body": TEXT, "topic": LONG})
     assert rows({"body": ["x"], "topic": ["other"]}).topic == "t"
     assert rows({"body": ["x"], "topic": ["other"]}, topic="").topic.to_pylist() == ["other"]
 
 
-def test_a_forbidden_topic_is_an_option_error() -> None:
+def test_a_forbidden_topic_is_an_option_error():
     with pytest.raises(OptionError, match=r"option topic: .*forbidden"):
         plan({"body": TEXT}, topic="SCHEDULE_TOPIC_XXXX")
 
 
-def test_strict_columns_know_overridden_and_mapped_columns() -> None:
+def test_strict_columns_know_overridden_and_mapped_columns():
     columns = {"body": TEXT, "topic": TEXT, "id": TEXT, "__rmq_flag": LONG}
     assert plan(columns, strictColumns=True, columns="keys=id").source("keys") == "id"
 
 
-def test_json_packs_all_data_and_leaves_metadata_out() -> None:
+def test_json_packs_all_data_and_leaves_metadata_out():
     columns = {"tail": TEXT, "n": LONG, "value": LONG, "tags": TEXT, "topic": TEXT}
     resolved = plan(columns, bodyFormat="json", columns="sharding_key=tail", strictColumns=True)
     assert resolved.json_columns == ("tail", "n", "value", "topic")
@@ -232,17 +225,17 @@ def test_json_packs_all_data_and_leaves_metadata_out() -> None:
         normalise(batch, resolved)
 
 
-def test_a_plan_pickles() -> None:
+def test_a_plan_pickles():
     resolved = plan({"a": TEXT, "tags": TEXT}, bodyFormat="json")
     assert pickle.loads(pickle.dumps(resolved)) == resolved
 
 
-def test_needed_columns_are_named_once() -> None:
+def test_needed_columns_are_named_once():
     resolved = plan({"body": TEXT, "id": TEXT, "x": TEXT}, columns="keys=id,sharding_key=id")
     assert resolved.needed_columns == ("body", "id")
 
 
-def test_numbers_shard_by_their_decimal_text() -> None:
+def test_numbers_shard_by_their_decimal_text():
     normalised = rows({"body": ["x"] * 3, "sharding_key": pa.array([12, None, -5], pa.int64())})
     assert normalised.sharding_key.to_pylist() == ["12", None, "-5"]
     cents = pa.array([Decimal("12.50"), Decimal("-0.05")], pa.decimal128(10, 2))
@@ -255,7 +248,7 @@ def test_numbers_shard_by_their_decimal_text() -> None:
     ("unit", "ticks", "millis"),
     [("s", 3, 3000), ("ms", 3, 3), ("us", 3999, 3), ("us", -1, -1), ("ns", 3_999_999, 3)],
 )
-def test_times_are_epoch_milliseconds_rounded_down(unit: str, ticks: int, millis: int) -> None:
+def test_times_are_epoch_milliseconds_rounded_down(unit, ticks, millis):
     times = pa.array([ticks, None], pa.int64()).cast(pa.timestamp(unit, "UTC"))
     normalised = rows({"body": ["x", "y"], "delivery_timestamp": times, "event_time": times})
     assert normalised.delivery_timestamp_ms.to_pylist() == [millis, None]
@@ -263,18 +256,18 @@ def test_times_are_epoch_milliseconds_rounded_down(unit: str, ticks: int, millis
 
 
 @pytest.mark.parametrize("ticks", [1 << 62, -(1 << 62)])
-def test_seconds_beyond_all_milliseconds_are_not_taken_for_others(ticks: int) -> None:
+def test_seconds_beyond_all_milliseconds_are_not_taken_for_others(ticks):
     times = pa.array([ticks, None, 3], pa.int64()).cast(pa.timestamp("s", "UTC"))
     far, none, near = rows({"body": ["x"] * 3, "event_time": times}).event_time_ms.to_pylist()
     assert abs(far) > 1 << 62 and (far > 0) == (ticks > 0) and (none, near) == (None, 3000)
 
 
-def test_epoch_milliseconds_are_taken_as_they_are() -> None:
+def test_epoch_milliseconds_are_taken_as_they_are():
     normalised = rows({"body": ["x"], "delivery_timestamp": [1_700_000_000_123]})
     assert normalised.delivery_timestamp_ms.to_pylist() == [1_700_000_000_123]
 
 
-def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> None:
+def test_of_a_repeated_property_the_first_place_and_the_last_value_stay():
     entries = [
         [("a", "1"), ("b", "2"), ("a", "3")], None, [("b", None), ("a", "4")],
         [("b", "5"), ("a", "6"), ("b", "7")],
@@ -285,19 +278,19 @@ def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> Non
     ]  # fmt: skip
 
 
-def test_a_null_last_value_drops_the_entry_and_not_the_property() -> None:
+def test_a_null_last_value_drops_the_entry_and_not_the_property():
     entries = [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}, None]]
     normalised = rows({"body": ["x"], "headers": pa.array(entries, headers(BYTES))})
     assert normalised.properties.to_pylist() == [[("a", "1")]]
 
 
-def test_tags_are_trimmed_and_empty_ones_are_none() -> None:
+def test_tags_are_trimmed_and_empty_ones_are_none():
     normalised = rows({"body": ["x"] * 5, "tags": [" a ", "", None, " ", "\tключ\u2003\n"]})
     # Tags are trimmed like Java's String.trim: other blanks are part of a tag.
     assert normalised.tags.to_pylist() == ["a", None, None, " ", "ключ\u2003"]
 
 
-def test_columns_without_values_are_absent() -> None:
+def test_columns_without_values_are_absent():
     normalised = rows(
         {
             "body": ["x"], "tags": pa.nulls(1), "keys": pa.array([[None]], pa.list_(TEXT)),
@@ -307,7 +300,7 @@ def test_columns_without_values_are_absent() -> None:
     assert set(normalised.columns()) == {"body"}
 
 
-def test_a_fixed_size_binary_body_and_an_extension_type_are_taken() -> None:
+def test_a_fixed_size_binary_body_and_an_extension_type_are_taken():
     body = pa.array([b"1234", None], pa.binary(4))
     normalised = rows({"body": body})
     assert (normalised.body.to_pylist(), normalised.body_is_text) == ([b"1234", None], False)
@@ -316,7 +309,7 @@ def test_a_fixed_size_binary_body_and_an_extension_type_are_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.large_string()])
-def test_a_slice_behind_two_gigabytes_is_taken(kind: pa.DataType, tmp_path: Path) -> None:
+def test_a_slice_behind_two_gigabytes_is_taken(kind, tmp_path):
     file, width = tmp_path / "sparse", 1 << 20
     file.touch()
     os.truncate(file, 2100 * width)
@@ -328,17 +321,17 @@ def test_a_slice_behind_two_gigabytes_is_taken(kind: pa.DataType, tmp_path: Path
     assert normalised.body == pa.array([b"\0" * width] * 2)
 
 
-def test_order_by_stays_as_it_came() -> None:
+def test_order_by_stays_as_it_came():
     normalised = rows({"body": ["x"], "at": pa.array([1.5])}, orderBy="at")
     assert normalised.order_by.to_pylist() == [1.5]
 
 
-def test_a_missing_column_is_named() -> None:
+def test_a_missing_column_is_named():
     with pytest.raises(ColumnError, match="no column 'tags'"):
         normalise(pa.record_batch({"body": ["x"]}), plan({"body": TEXT, "tags": TEXT}))
 
 
-def test_rows_can_be_taken_and_sliced() -> None:
+def test_rows_can_be_taken_and_sliced():
     normalised = rows({"body": ["a", "b", "c"], "tags": ["1", "2", "3"], "queue_id": [0, 1, 2],
                  "broker_name": ["x", "y", "z"]})  # fmt: skip
     selection = normalised.take(pa.array([2, 0]).to_numpy())
@@ -347,14 +340,14 @@ def test_rows_can_be_taken_and_sliced() -> None:
     assert selection.topic == "t"
 
 
-def test_rows_with_an_id_of_their_own_keep_it() -> None:
+def test_rows_with_an_id_of_their_own_keep_it():
     normalised = rows({"body": ["a", "b"], "message_id": ["own", None]})
     ids = normalised.property_columns(pa.array(["m1", "m2"]))["message_ids"]
     assert ids.to_pylist() == ["own", "m2"]
 
 
 @pytest.mark.spark
-def test_spark_packs_the_columns_as_json(spark: Any) -> None:
+def test_spark_packs_the_columns_as_json(spark):
     frame = spark.sql("select 'N1' as tail, 5 as `odd.name`, 'UA' as tags, null as nothing")
     resolved = resolve_columns(
         frame.schema, SinkOptions.parse(topic="t", bodyFormat="json", columns="keys=tail")
@@ -381,7 +374,7 @@ def test_spark_packs_the_columns_as_json(spark: Any) -> None:
         (pa.decimal128(5, -2), ["0", "1200", "-100"]),
     ],
 )
-def test_decimal_keys_have_plain_digits(kind: pa.DataType, texts: list[str | None]) -> None:
+def test_decimal_keys_have_plain_digits(kind, texts):
     """Java's `BigDecimal.toPlainString`; Arrow's own cast writes 0E-10."""
     keys = pa.array([None if text is None else Decimal(text) for text in texts], kind)
     normalised = rows({"body": ["b"] * len(keys), "sharding_key": keys})

@@ -4,7 +4,6 @@ import calendar
 import datetime as dt
 import decimal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -27,12 +26,12 @@ def gather(*rows: Row, **options: Any) -> pa.RecordBatch:
     return RowBatcher(OPTIONS.with_(**options)).batch(rows)
 
 
-def test_only_needed_columns_are_converted() -> None:
+def test_only_needed_columns_are_converted():
     batch = gather(Row(body="a", other=object(), tags="x"), Row(body="b", other=1, tags=None))
     assert batch.to_pydict() == {"body": ["a", "b"], "tags": ["x", None]}
 
 
-def test_the_types_that_spark_hands_out() -> None:
+def test_the_types_that_spark_hands_out():
     at = dt.datetime(2024, 5, 1, 12, 0, 0, 5)
     batch = gather(
         Row(
@@ -51,13 +50,13 @@ def test_the_types_that_spark_hands_out() -> None:
 
 
 @pytest.mark.parametrize("value", [dt.timedelta(hours=1), dt.time(1, 2)])
-def test_rows_are_sorted_by_what_the_driver_lets_through(value: Any) -> None:
+def test_rows_are_sorted_by_what_the_driver_lets_through(value):
     batch = gather(Row(body="a", took=value), columns=(("order_by", "took"),))
     rows = normalise(batch, resolve_columns(batch.schema, OPTIONS.with_(order_by="took")))
     assert rows.order_by is not None and rows.order_by.to_pylist() == [value]
 
 
-def test_headers_may_be_empty_or_without_value_in_the_first_row() -> None:
+def test_headers_may_be_empty_or_without_value_in_the_first_row():
     rows = [
         Row(body="a", headers=[]),
         Row(body="b", headers=[Row(key="k", value=None)]),
@@ -70,7 +69,7 @@ def test_headers_may_be_empty_or_without_value_in_the_first_row() -> None:
     assert gather(rows[0]).schema.field("headers").type == pa.null()
 
 
-def test_a_column_without_values_yet_is_no_error() -> None:
+def test_a_column_without_values_yet_is_no_error():
     gatherer = RowBatcher(OPTIONS)
     first = gatherer.batch([Row(body=None, tags=None, properties=None)])
     assert first.schema.field("body").type == pa.binary()
@@ -78,7 +77,7 @@ def test_a_column_without_values_yet_is_no_error() -> None:
     assert later["properties"].to_pylist() == [[("a", "b"), ("n", None)]]
 
 
-def test_a_wrong_type_is_found_when_its_first_value_comes() -> None:
+def test_a_wrong_type_is_found_when_its_first_value_comes():
     gatherer = RowBatcher(OPTIONS)
     gatherer.batch([Row(body="a", tags=None)])
     with pytest.raises(ColumnError, match="tags"):
@@ -94,27 +93,27 @@ def test_a_wrong_type_is_found_when_its_first_value_comes() -> None:
         (Row(body="a", keys=[1]), "keys"),
     ],
 )
-def test_rows_that_do_not_fit(row: Row, text: str) -> None:
+def test_rows_that_do_not_fit(row, text):
     with pytest.raises(ColumnError, match=text):
         gather(row)
 
 
-def test_text_with_a_lone_surrogate_is_one_rows_trouble() -> None:
+def test_text_with_a_lone_surrogate_is_one_rows_trouble():
     batch = gather(Row(body="\ud800"), Row(body="fine"))
     assert batch.num_rows == 2 and batch["body"][1].as_py() == "fine"
 
 
-def test_json_needs_the_driver() -> None:
+def test_json_needs_the_driver():
     with pytest.raises(ColumnError, match=r"sink\.stream"):
         gather(Row(a=1), bodyFormat="json")
 
 
-def test_what_is_no_row_is_refused() -> None:
+def test_what_is_no_row_is_refused():
     with pytest.raises(ColumnError, match="not a Row"):
         RowBatcher(OPTIONS).batch([(1, 2)])
 
 
-def test_mapped_columns_are_checked_too() -> None:
+def test_mapped_columns_are_checked_too():
     gatherer = RowBatcher(OPTIONS.with_(columns="body=payload, keys=id", orderBy="n"))
     batch = gatherer.batch([Row(payload="a", id="k", n=3)])
     assert batch.schema.names == ["payload", "id", "n"]
@@ -126,7 +125,7 @@ class TestPile:
     """A batch ends by its rows, or by its bytes if rows are large: a task's memory is bounded."""
 
     @pytest.fixture(autouse=True)
-    def few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def few_bytes(self, monkeypatch):
         monkeypatch.setattr(gathering, "GATHER_BYTES", 100_000)
 
     @staticmethod
@@ -143,23 +142,23 @@ class TestPile:
         assert pile.take() is None
         return [*counts, *([last.num_rows] if last is not None else [])]
 
-    def test_small_rows_are_counted(self) -> None:
+    def test_small_rows_are_counted(self):
         assert self.batches([10] * 2500) == [1000, 1000, 500]
         assert self.batches([10] * 7, limit=3) == [3, 3, 1]
         assert self.batches([10] * 2, limit=1) == [1, 1]
         assert self.batches([]) == []
 
-    def test_large_ones_are_weighed(self) -> None:
+    def test_large_ones_are_weighed(self):
         counts = self.batches([5000] * 500)
         assert sum(counts) == 500
         assert max(counts) * 5000 <= 1.1 * 100_000
         assert set(self.batches([200_000] * 30)[1:]) <= {1}
 
-    def test_one_that_grows_is_noticed(self) -> None:
+    def test_one_that_grows_is_noticed(self):
         counts = self.batches([1] * 1000 + [5000] * 400, limit=8000)
         assert max(counts[1:]) * 5000 <= 1.1 * 100_000
 
-    def test_what_comes_while_a_batch_is_made_stays(self) -> None:
+    def test_what_comes_while_a_batch_is_made_stays(self):
         """Another thread takes a batch while the owner appends (foreach)."""
         pile: RowBuffer
 
@@ -177,7 +176,7 @@ class TestPile:
         ]  # fmt: skip
         assert len(pile.rows) == pile.look_at == 1
 
-    def test_what_is_no_body_is_the_row_contracts_business(self) -> None:
+    def test_what_is_no_body_is_the_row_contracts_business(self):
         pile = RowBuffer(RowBatcher(OPTIONS), 1000)
         pile.rows += [Row(body=7)] * 20
         assert not pile.is_full()
@@ -190,7 +189,7 @@ class TestPile:
         other.rows += [Row(text="no body")] * 20
         assert not other.is_full()
 
-    def test_the_body_is_found_under_its_own_name(self) -> None:
+    def test_the_body_is_found_under_its_own_name(self):
         pile = RowBuffer(RowBatcher(OPTIONS.with_(columns="body=Payload")), 1000)
         pile.rows += [Row(tags="t", payload=b"x" * 60_000)] * 2
         assert pile.is_full()
@@ -199,9 +198,7 @@ class TestPile:
 @pytest.mark.parametrize(
     ("zone", "hours"), [("UTC", 0), ("America/New_York", -5), ("Asia/Tokyo", 9)]
 )
-def test_the_end_of_the_year_9999_is_a_time(
-    zone: str, hours: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_year_9999_is_a_time(zone, hours, monkeypatch):
     """West of UTC this moment is in the year 10000, in local time."""
     monkeypatch.setenv("TZ", zone)
     time.tzset()
@@ -234,7 +231,7 @@ def in_order(times: list[dt.datetime | None]) -> list[dt.datetime | None]:
 
 
 @pytest.fixture
-def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def new_york(monkeypatch):
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     yield
@@ -243,14 +240,14 @@ def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("hours", ZONE_TIMES)
-def test_times_without_a_zone_are_sorted_as_they_are_written(hours: str, new_york: None) -> None:
+def test_times_without_a_zone_are_sorted_as_they_are_written(hours, new_york):
     """Spark sorts a TIMESTAMP_NTZ by its written value, in any zone of its workers."""
     written = [dt.datetime(2024, *parts, 0, 7) for parts in ZONE_TIMES[hours]]
     written += [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59)]
     assert in_order([None, *reversed(written)]) == [*sorted(written), None]
 
 
-def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) -> None:
+def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york):
     """Spark returns such moments with `fold` set."""
     year_1_s = calendar.timegm((1, 1, 1, 0, 0, 0))  # A datetime in New York cannot hold this time.
     begin_s = calendar.timegm((2024, 11, 3, 4, 30, 0))

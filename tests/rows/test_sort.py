@@ -1,7 +1,5 @@
 """Rows sorted by `order_by`, in memory and over spilled runs."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,9 +10,7 @@ from rocket_sink.rows.sort import RowSorter
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 20])
-def test_order_of_rows_without_a_key(
-    memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_of_rows_without_a_key(memory_bytes, tmp_path, monkeypatch):
     """A batch in which no row has a key has no `order_by` column."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/other")
     sorter = RowSorter(memory_bytes=memory_bytes)
@@ -34,9 +30,7 @@ KEYS = {"none": None, "all null": [None] * 500, "one": ["hot"] * 500}
 
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-def test_memory_stays_bounded_whatever_the_keys(
-    monkeypatch: pytest.MonkeyPatch, keys: list[str | None] | None
-) -> None:
+def test_memory_stays_bounded_whatever_the_keys(monkeypatch, keys):
     """80 runs of 50 KB are merged, some of them twice. Arrow's own count of bytes is the judge."""
     monkeypatch.setattr(sort, "_RUNS", 8)
     limit, numbers = 50_000, np.random.default_rng(1).permutation(40_000)
@@ -60,7 +54,7 @@ def test_memory_stays_bounded_whatever_the_keys(
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 700, 1 << 20])
-def test_equal_values_keep_their_order(memory_bytes: int) -> None:
+def test_equal_values_keep_their_order(memory_bytes):
     """Python's sort is the judge; nulls come last."""
     values = [None if n % 11 == 0 else n * 7 % 5 for n in range(300)]
     sorter = RowSorter(memory_bytes=memory_bytes)

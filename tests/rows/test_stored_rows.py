@@ -84,13 +84,13 @@ def rows_by_columns(data: bytes, few: int = 0) -> list[dict[str, Any]]:
 
 @settings(max_examples=400)
 @given(st.lists(encoded(), max_size=6), st.sampled_from([0, 0, 0, 64]))
-def test_columns_have_what_messages_have_one_by_one(stored: list[bytes], few: int) -> None:
+def test_columns_have_what_messages_have_one_by_one(stored, few):
     data = b"".join(stored)
     assert rows_by_columns(data, few) == rows_one_by_one(data)
 
 
 @given(st.lists(encoded(), min_size=1, max_size=3), st.data())
-def test_columns_refuse_what_is_refused_one_by_one(stored: list[bytes], draws: Any) -> None:
+def test_columns_refuse_what_is_refused_one_by_one(stored, draws):
     data = bytearray(b"".join(stored))
     for _ in range(draws.draw(st.integers(1, 3))):
         data[draws.draw(st.integers(0, len(data) - 1))] = draws.draw(st.integers(0, 255))
@@ -112,7 +112,7 @@ def plain(count: int, **fields: Any) -> bytes:
     )
 
 
-def test_which_messages_have_columns() -> None:
+def test_which_messages_have_columns():
     """Columns would be of no use if the messages of usual clients were decoded one by one."""
     usual = {"TAGS": "t", "KEYS": "a b", "UNIQ_KEY": "I", "WAIT": "true", "mine": "1"}
     odd_keys = {**usual, "KEYS": " a  b "}
@@ -127,7 +127,7 @@ def test_which_messages_have_columns() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 8, 300])
-def test_properties_that_pass_the_messages_end_are_refused(length: int) -> None:
+def test_properties_that_pass_the_messages_end_are_refused(length):
     data = encode_stored(StoredMessage("topic", b"body", properties={"k": "v"}))
     lying = data[:-6] + length.to_bytes(2, "big") + data[-4:]
     assert StoredColumns.of(lying + 9 * data).regular.tolist() == [False, *[True] * 9]
@@ -135,14 +135,14 @@ def test_properties_that_pass_the_messages_end_are_refused(length: int) -> None:
         rows_by_columns(lying + 9 * data)
 
 
-def test_a_torn_answer_does_not_take_the_next_one_for_its_end() -> None:
+def test_a_torn_answer_does_not_take_the_next_one_for_its_end():
     whole = plain(1)
     torn = encode_stored(StoredMessage("t", bytes(200), store_ms=1))[: -len(whole)]
     with pytest.raises(RemoteProtocolError, match="292 bytes, 199 are left"):
         list(stored_batches([whole + torn, whole], "b", lambda o, _: o >= 0, lambda _: None))
 
 
-def test_a_few_irregular_messages_leave_the_others_in_columns() -> None:
+def test_a_few_irregular_messages_leave_the_others_in_columns():
     odd = encode_stored(StoredMessage("t", b"x", queue_offset=9, store_host=("::1", 1)))
     singles: list[StoredMessage] = []
     batches = list(
@@ -153,7 +153,7 @@ def test_a_few_irregular_messages_leave_the_others_in_columns() -> None:
     assert batch.num_rows == 21 and len(singles) == 22
 
 
-def test_bodies_that_inflate_make_small_batches() -> None:
+def test_bodies_that_inflate_make_small_batches():
     packed = compress(bytes(5 << 20), CompressionType.ZLIB)
     data = b"".join(
         encode_stored(StoredMessage("t", b"", queue_offset=offset, sys_flag=flag), stored_body=body)

@@ -30,21 +30,21 @@ def _judged(
     return found
 
 
-def test_a_leak_grows_and_noise_does_not() -> None:
+def test_a_leak_grows_and_noise_does_not():
     assert not _judged(lambda age_s: 50.0).grows
     assert _judged(lambda age_s: 50.0 + age_s / 60).grows
 
 
-def test_a_leak_shows_over_processes_that_are_started_again() -> None:
+def test_a_leak_shows_over_processes_that_are_started_again():
     assert _judged(lambda age_s: 50.0 + age_s / 60, lives=6).grows
     assert not _judged(lambda age_s: 50.0, lives=6).grows
 
 
-def test_growth_at_the_beginning_is_left_out() -> None:
+def test_growth_at_the_beginning_is_left_out():
     assert not _judged(lambda age_s: min(age_s, WARM_S)).grows
 
 
-def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not() -> None:
+def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not():
     def compiled(age_s: float) -> float:
         return 1300.0 + 145.0 * min(1.0, age_s / WARM_JVM_S)
 
@@ -53,15 +53,15 @@ def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not() -> None:
     assert _judged(lambda age_s: compiled(age_s) + age_s / 10, **jvm).grows
 
 
-def test_what_was_seen_too_briefly_is_not_judged() -> None:
+def test_what_was_seen_too_briefly_is_not_judged():
     assert not _judged(lambda age_s: age_s, lives=20).judged
 
 
-def test_the_table_may_grow() -> None:
+def test_the_table_may_grow():
     assert not _judged(lambda age_s: age_s, measure="table files").grows
 
 
-def test_a_seed_gives_the_same_faults() -> None:
+def test_a_seed_gives_the_same_faults():
     def drawn(seed: int) -> list[faults.Fault]:
         return list(itertools.islice(faults.draw(seed, quiet_s=(1, 2)), 8))
 
@@ -70,7 +70,7 @@ def test_a_seed_gives_the_same_faults() -> None:
     assert all(str(fault) for fault in drawn(7))
 
 
-def test_no_two_files_of_an_epoch_have_a_key_in_common(tmp_path: Path) -> None:
+def test_no_two_files_of_an_epoch_have_a_key_in_common(tmp_path):
     source = Source(tmp_path, rows=100)
     files = [{source.key(number) for number in range(i * 100, i * 100 + 100)} for i in range(9)]
     for start in range(9 - TOGETHER):
@@ -78,7 +78,7 @@ def test_no_two_files_of_an_epoch_have_a_key_in_common(tmp_path: Path) -> None:
         assert sum(map(len, together)) == len(set().union(*together)) <= KEYS
 
 
-def test_rows_of_committed_epochs_are_covered(tmp_path: Path) -> None:
+def test_rows_of_committed_epochs_are_covered(tmp_path):
     source = Source(tmp_path, rows=10)
     for _ in range(5):
         source.write()
@@ -109,7 +109,7 @@ def _topic(tmp_path: Path) -> Topic:
     return topic
 
 
-def test_rows_that_are_not_stored_are_missed(tmp_path: Path) -> None:
+def test_rows_that_are_not_stored_are_missed(tmp_path):
     topic = _topic(tmp_path)
     # A message that a killed broker kept only in part counts as missing.
     assert [topic.missing(rows) for rows in range(5)] == [0, 0, 1, 1, 2]
@@ -120,7 +120,7 @@ def test_rows_that_are_not_stored_are_missed(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_bodies_of_no_row_are_strange(tmp_path: Path) -> None:
+def test_bodies_of_no_row_are_strange(tmp_path):
     topic = _topic(tmp_path)
     bodies = [b"no row", b"k9-9:1", b"k1-0:77", b"\xff"]
     for body in bodies:
@@ -129,7 +129,7 @@ def test_bodies_of_no_row_are_strange(tmp_path: Path) -> None:
     assert (topic.strange, topic.skipped) == (bodies, ["broker-a 1 5 7"])
 
 
-def test_the_page_says_what_was_broken() -> None:
+def test_the_page_says_what_was_broken():
     fault = {"kind": "loss", "back_s": 4.2}
     row = dict.fromkeys(("rows", "epochs", "lost"), 1)
     results: dict[str, Any] = {

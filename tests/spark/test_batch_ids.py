@@ -61,7 +61,7 @@ cluster = scripted_cluster(t=2)
 
 
 @pytest.fixture
-def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
+def world(spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path)
 
 
@@ -75,7 +75,7 @@ def sent_and_died(results: Any, *_: Any) -> None:
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES[:2])
-def test_a_complete_write_is_sent_once(world: World, delivery: str) -> None:
+def test_a_complete_write_is_sent_once(world, delivery):
     first = world.write(delivery=delivery, appId="load")
     assert first.all_delivered and not first.is_repeated and "load/2026-11-28/" in first.query_id
     for _ in range(2):
@@ -100,9 +100,7 @@ def test_a_complete_write_is_sent_once(world: World, delivery: str) -> None:
         ("effectively_once", "end", 1, 0, True),
     ],
 )
-def test_a_write_that_died_goes_on(
-    world: World, delivery: str, died_in: str, copies: int, doubles: int, is_complete: bool
-) -> None:
+def test_a_write_that_died_goes_on(world, delivery, died_in, copies, doubles, is_complete):
     deaths = {"_append": (foreach_batch, sent_and_died), "end": (NamedBatch, crash)}
     owner, death = deaths[died_in]
     world.die(owner, died_in, death, delivery=delivery)
@@ -118,9 +116,7 @@ def test_a_write_that_died_goes_on(
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES[:2])
-def test_the_data_source_repeats_a_failed_write_and_no_complete_one(
-    world: World, delivery: str
-) -> None:
+def test_the_data_source_repeats_a_failed_write_and_no_complete_one(world, delivery):
     frame = world.frame().selectExpr("if(body = 'row 7', '', body) AS body")
     with pytest.raises(Exception, match="maxEpochFailures"):
         world.save(frame, delivery=delivery, maxEpochFailures=0)
@@ -140,7 +136,7 @@ def test_the_data_source_repeats_a_failed_write_and_no_complete_one(
     assert world.sent() == sent
 
 
-def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world: World) -> None:
+def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world):
     world.die(NamedBatch, "end", crash, delivery="transactional")
     assert world.sent() == 0
     assert world.write(delivery="transactional").is_repeated
@@ -148,7 +144,7 @@ def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world:
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_another_frame_is_refused(world: World, is_complete: bool) -> None:
+def test_another_frame_is_refused(world, is_complete):
     if is_complete:
         world.write()
     else:
@@ -165,7 +161,7 @@ def test_another_frame_is_refused(world: World, is_complete: bool) -> None:
     assert world.sent() == ROWS
 
 
-def test_frames_with_another_last_value_of_many_are_refused(world: World) -> None:
+def test_frames_with_another_last_value_of_many_are_refused(world):
     """By default Spark names the first 25 only in a plan's text."""
     many = "'x', " * 40
     first, second = (
@@ -177,7 +173,7 @@ def test_frames_with_another_last_value_of_many_are_refused(world: World) -> Non
     assert world.sent() == 98
 
 
-def test_equal_plans_of_other_rows_are_refused(world: World, tmp_path: Path) -> None:
+def test_equal_plans_of_other_rows_are_refused(world, tmp_path):
     """The plan of a file source does not name its files, so folders and rows are compared."""
     first, second = (str(tmp_path / name) for name in "ab")
     for folder in (first, second):
@@ -192,7 +188,7 @@ def test_equal_plans_of_other_rows_are_refused(world: World, tmp_path: Path) -> 
     assert world.sent() == ROWS
 
 
-def test_two_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once(world, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
     append = foreach_batch._append
 
@@ -215,7 +211,7 @@ def test_two_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.sent() == ROWS
 
 
-def test_it_needs_a_ledger_and_a_batch(world: World) -> None:
+def test_it_needs_a_ledger_and_a_batch(world):
     with pytest.raises(OptionError, match="batchId: the ledger remembers"):
         world.write(ledger="")
     with pytest.raises(OptionError, match="option batchId: 'a~b' has characters"):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -31,13 +30,13 @@ def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:
         ("29 %", counts(100, 29), False),  # 0.29 * 100 is 28.999999999999996.
     ],
 )  # fmt: skip
-def test_the_budget(limit: Any, given: dict[str, Any], is_beyond: bool) -> None:
+def test_the_budget(limit, given, is_beyond):
     refusal = pytest.raises(DeliveryError, match=f"epoch 7 .* maxEpochFailures={limit} .*why")
     with refusal if is_beyond else nullcontext():
         check_budget(SinkOptions.parse(maxEpochFailures=limit), given, 7)
 
 
-def test_a_data_source_sums_its_tasks_up() -> None:
+def test_a_data_source_sums_its_tasks_up():
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
     messages = [TaskMessage("q", "r", summary), TaskMessage("q", "r", summary)]
@@ -48,7 +47,7 @@ def test_a_data_source_sums_its_tasks_up() -> None:
 
 
 @pytest.mark.parametrize(("kind", "epoch"), [(RowStreamWriter, (7,)), (BatchWriter, ())])
-def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any) -> None:
+def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind, epoch):
     """Spark passes None for a task that never called `write`, as under a continuous trigger."""
     writer = kind(SinkOptions.parse(nameServer="n:1", topic="t"), None)
     empty = TaskMessage("q", "r", TaskSummary())
@@ -59,9 +58,7 @@ def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any
             writer.commit(messages, *epoch)
 
 
-def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(tmp_path, caplog):
     """A commit that fails ends the query, and its restart sends the epoch again."""
     (tmp_path / "_spool").write_text("no folder")
     options = SinkOptions.parse(nameServer="n:1", topic="t", ledger=str(tmp_path))
@@ -70,7 +67,7 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(
     assert "that epoch 7 is done" in caplog.text
 
 
-def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
+def test_rows_that_tasks_hand_over_are_kept_once(tmp_path):
     """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
@@ -98,13 +95,13 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
         ({"appId": "load"}, "backfill them"),
     ],
 )
-def test_what_to_do_about_a_batch(options: dict[str, Any], advice: str) -> None:
+def test_what_to_do_about_a_batch(options, advice):
     parsed = SinkOptions.parse({"maxEpochFailures": 0, **options})
     with pytest.raises(DeliveryError, match=f"1 of 9 rows could .* ledger.*{advice}"):
         check_budget(parsed, counts(9, 1))
 
 
-def test_foreach_has_no_step_on_the_driver() -> None:
+def test_foreach_has_no_step_on_the_driver():
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         ForeachTask(options, None, 0, 0)

@@ -1,10 +1,7 @@
 """Beside another fold, code that would decide on stale rows refuses; views report the fold."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def busy(tmp_path, monkeypatch):
     """Yield a ledger that another fold holds for the whole test."""
     monkeypatch.setattr(ledger_module, "FULL_SYNC_WAIT_S", 0.2)
     (tmp_path / "_spool").mkdir()  # Without a spool there is nothing to fold.
@@ -31,7 +28,7 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
         yield Ledger(tmp_path)
 
 
-def test_who_decides_refuses(spark: Any, busy: Ledger) -> None:
+def test_who_decides_refuses(spark, busy):
     work = Backfill(spark, SinkOptions.parse(nameServer="127.0.0.1:1", ledger=busy.path))
     letters = {"letters": ["x"], "note": "n"}
     for decide in (
@@ -42,9 +39,7 @@ def test_who_decides_refuses(spark: Any, busy: Ledger) -> None:
             decide()
 
 
-def test_who_shows_says_so(
-    spark: Any, busy: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_shows_says_so(spark, busy, monkeypatch, capsys):
     monkeypatch.setattr(Ledger, "sync", lambda self, spark: sync(self, spark, wait_s=0.2))
     fold_and_note(busy, spark)
     assert f"process {os.getpid()} on" in capsys.readouterr().err

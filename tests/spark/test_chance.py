@@ -1,8 +1,5 @@
 """Queries whose rows are computed anew in each run: effectively once cannot know them again."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -15,7 +12,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("lane", ["write", "stream", "foreachBatch"])
-def test_rows_of_chance_need_a_message_id(spark: Any, tmp_path: Path, lane: str) -> None:
+def test_rows_of_chance_need_a_message_id(spark, tmp_path, lane):
     stream = stream_of(spark, tmp_path, '{"n": "1"}\n{"n": "2"}\n', "n STRING")
     with FakeCluster() as cluster:
         cluster.create_topic("t", 4)

@@ -1,8 +1,6 @@
 """A program prints what becomes of its queries and writes, by logging."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,6 @@ from rocket_sink.net import log
 from rocket_sink.spark.console import warn_of_losses
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.python import run_python
 from tests.spark.streams import run, stream_of
@@ -39,13 +36,13 @@ logging.shutdown()
         ("logging.getLogger('rocket_sink.x').disabled = True", ""),
     ],
 )  # fmt: skip
-def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: str) -> None:
+def test_a_bare_script_prints_it_and_a_program_decides(setting, printed):
     result = run_python("-c", SCRIPT, setting)
     stderr = re.sub(r"^[0-9:]{8} (?=INFO)", "", result.stderr)
     assert (result.stdout, stderr) == ("", printed)
 
 
-def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
+def test_a_warning_of_another_library_does_not_hide_later_lines():
     """Print after `logging.error`, too, by which py4j reports a Ctrl-C."""
     script = SCRIPT.replace("logging.shutdown()", "")
     script += "log.logger('rocket_sink.x').warning('it %s', 'waits')\n"
@@ -71,7 +68,7 @@ print(*shown, sep="\\n")
 
 
 @pytest.mark.parametrize("setting", ["", "import logging; logging.basicConfig(level='INFO')"])
-def test_a_notebook_shows_the_accounts_as_a_table(setting: str) -> None:
+def test_a_notebook_shows_the_accounts_as_a_table(setting):
     result = run_python("-c", IN_A_NOTEBOOK, setting)
     if setting:
         assert (result.stdout, "5,000 rows in" in result.stderr) == ("\n", True)
@@ -84,7 +81,7 @@ def test_a_notebook_shows_the_accounts_as_a_table(setting: str) -> None:
     assert result.stderr == ""
 
 
-def test_a_stream_of_losses_is_cut_to_some_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_of_losses_is_cut_to_some_warnings(caplog):
     counts = {"rows_in": 9, "dead": 3, "unknown": 0, "first_error": "TOPIC_NOT_FOUND"}
     for epoch in range(1000):
         warn_of_losses(f"epoch {epoch} of the query q", counts, "/ledger")
@@ -107,7 +104,7 @@ cluster = scripted_cluster(1, flights=1)
 
 
 @pytest.fixture
-def options(cluster: FakeCluster, tmp_path: Path) -> dict[str, str]:
+def options(cluster, tmp_path):
     ledger = Ledger(tmp_path / "ledger").path
     return {"nameServer": cluster.name_server, "topic": "flights", "ledger": ledger}
 
@@ -115,9 +112,8 @@ def options(cluster: FakeCluster, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.spark
 @pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "early", "datasource"])
 def test_a_query_says_its_start_its_losses_and_its_end(
-    spark: Any, options: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    lane: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    spark, options, tmp_path, caplog, lane, monkeypatch
+):
     """The lane `early` is foreachBatch, with a sink that is older than its session."""
     caplog.set_level("INFO", CONSOLE)
     rows = stream_of(spark, tmp_path, '{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
@@ -156,9 +152,7 @@ def test_a_query_says_its_start_its_losses_and_its_end(
 
 
 @pytest.mark.spark
-def test_a_write_says_its_losses_and_its_end(
-    spark: Any, options: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_write_says_its_losses_and_its_end(spark, options, caplog):
     caplog.set_level("INFO", CONSOLE)
     RocketSink(**options).write(spark.createDataFrame([("one",), (None,)], "body STRING"))
     warning, end = texts(caplog)

@@ -1,6 +1,5 @@
 """The task context, from what Spark gives its workers."""
 
-from pathlib import Path
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -19,7 +18,7 @@ from rocket_sink.spark.session_checks import tell_unrecorded
         ({JOB_GROUP: "a batch's, named by its user"}, ""),
     ],
 )
-def test_the_run_is_told_from_the_query(properties: dict[str, str], run: str) -> None:
+def test_the_run_is_told_from_the_query(properties, run):
     assert streaming_run(properties.get) == run
 
 
@@ -27,9 +26,7 @@ def test_the_run_is_told_from_the_query(properties: dict[str, str], run: str) ->
     ("options", "lane"),
     [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
 )
-def test_each_way_to_leave_records_begins_anew(
-    tmp_path: Path, options: dict[str, str], lane: str
-) -> None:
+def test_each_way_to_leave_records_begins_anew(tmp_path, options, lane):
     settings = MagicMock()
     starts = (({}, "", ""), (options, lane, "5"), ({}, "", "5"))
     for more, by, settings.get.return_value in starts:

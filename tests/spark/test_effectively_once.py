@@ -108,16 +108,16 @@ cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture(params=["none", "best_effort", "strict"])
-def world(request: pytest.FixtureRequest, cluster: FakeCluster, tmp_path: Path) -> World:
+def world(request, cluster, tmp_path):
     return World(cluster, tmp_path / "ledger", request.param)
 
 
 @pytest.fixture
-def unordered(cluster: FakeCluster, tmp_path: Path) -> World:
+def unordered(cluster, tmp_path):
     return World(cluster, tmp_path / "ledger")
 
 
-def test_a_first_attempt_asks_nothing(world: World) -> None:
+def test_a_first_attempt_asks_nothing(world):
     summary = world.run(CTX)
     world.check()
     assert world.questions() == 0 and summary.found_stored == 0 and summary.acked == ROWS
@@ -127,7 +127,7 @@ def test_a_first_attempt_asks_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
-def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
+def test_lost_answers_double_nothing(world, behaviour):
     world.cluster.on_send(behaviour, times=1)
     summary = world.run(CTX, **LOST)
     world.check()
@@ -140,9 +140,7 @@ def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
     [(None, 0), ((), 0), (("UNIQ_KEY", "WAIT"), 0), (("UNIQ_KEY", "WAIT", "__SHARDINGKEY"), 1)],
     ids=["a head", "a body", "a body and its id", "all but the broker's properties"],
 )
-def test_a_batch_that_a_killed_broker_stored_in_part(
-    world: World, caplog: pytest.LogCaptureFixture, kept: Any, whole: int
-) -> None:
+def test_a_batch_that_a_killed_broker_stored_in_part(world, caplog, kept, whole):
     """SIGKILL came in the middle of the copy into the log, as seen on a real broker.
 
     The message behind the head lacks properties: it is sent again and counted as a possible
@@ -159,7 +157,7 @@ def test_a_batch_that_a_killed_broker_stored_in_part(
     assert summary.found_stored > 0 and caplog.text.count("was killed while it wrote") == 2
 
 
-def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -> None:
+def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world):
     """A name server removes a killed broker and adds it some time after its restart."""
     broker = world.cluster.brokers[0]
     broker.on_send(CloseConnection())
@@ -170,7 +168,7 @@ def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -
     assert summary.found_stored > 0
 
 
-def test_a_message_without_all_of_its_properties_is_sent_again(world: World) -> None:
+def test_a_message_without_all_of_its_properties_is_sent_again(world):
     """A stored message without all properties is not the one sent: filters would miss it."""
     for broker in world.cluster.brokers:
         broker.on_send(CloseConnection())
@@ -181,7 +179,7 @@ def test_a_message_without_all_of_its_properties_is_sent_again(world: World) -> 
     assert (summary.acked, summary.duplicates_possible, summary.found_stored) == (ROWS, 2, 0)
 
 
-def test_a_replay_sends_a_message_without_all_of_its_properties_again(world: World) -> None:
+def test_a_replay_sends_a_message_without_all_of_its_properties_again(world):
     world.run(CTX)
     for broker, lost in zip(world.cluster.brokers, ("WAIT", "CLUSTER"), strict=True):
         some = broker.store.messages("t")[-1]
@@ -216,7 +214,7 @@ def _store_in_part(
     broker.store.put = cut
 
 
-def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
+def test_an_outcome_that_stays_unknown_is_not_sent_again(world):
     """The task does not even send the rows one by one to find the poison row."""
     world.cluster.on_send(Answer(1, "java.lang.Exception", stores=True), times=None)
     world.cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
@@ -226,7 +224,7 @@ def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
     assert summary.unknown + summary.held_back == ROWS
 
 
-def test_requests_that_got_lost_are_sent_again(world: World) -> None:
+def test_requests_that_got_lost_are_sent_again(world):
     world.cluster.on_send(Drop(stores=False), times=2)
     assert world.run(CTX, **LOST).acked == ROWS
     world.check()
@@ -234,9 +232,7 @@ def test_requests_that_got_lost_are_sent_again(world: World) -> None:
 
 @pytest.mark.parametrize("again", [RETRY, RESTART], ids=["retry", "restart"])
 @pytest.mark.parametrize("crash_after", [0, 1, 4, 9, 10_000])
-def test_a_replay_sends_what_is_missing_and_nothing_else(
-    world: World, again: RunContext, crash_after: int
-) -> None:
+def test_a_replay_sends_what_is_missing_and_nothing_else(world, again, crash_after):
     """With 10,000, all rows were sent, but the epoch's end was not noted."""
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     first = world.run(CTX, crash_after=crash_after)
@@ -246,7 +242,7 @@ def test_a_replay_sends_what_is_missing_and_nothing_else(
     assert summary.found_stored == ROWS if first is not None else summary.found_stored < ROWS
 
 
-def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered: World) -> None:
+def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered):
     world, late = unordered, unordered.cluster.brokers[1]
     world.cluster.create_topic("t")
     late.is_master = False
@@ -269,7 +265,7 @@ def _away(broker: Any, seconds: float) -> None:
     threading.Timer(seconds, lambda: setattr(broker, "is_master", True)).start()
 
 
-def test_a_replay_asks_the_brokers_of_every_topic(unordered: World) -> None:
+def test_a_replay_asks_the_brokers_of_every_topic(unordered):
     """The second topic's broker came into use after the task's first look at the route."""
     world, cluster = unordered, unordered.cluster
     cluster.create_topic("t", brokers=["broker-a"])
@@ -285,7 +281,7 @@ def test_a_replay_asks_the_brokers_of_every_topic(unordered: World) -> None:
     assert len(cluster.messages("u")) == 500
 
 
-def test_crash_upon_crash(world: World) -> None:
+def test_crash_upon_crash(world):
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     for number, crash_after in enumerate((2, 5, 1, 7)):
         world.cluster.on_send(Drop(), times=1)
@@ -295,9 +291,7 @@ def test_crash_upon_crash(world: World) -> None:
     world.check()
 
 
-def test_a_task_that_outlived_its_driver_sends_nothing_more(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_outlived_its_driver_sends_nothing_more(world, monkeypatch):
     monkeypatch.setattr(epoch_starts, "_CHECK_S", 0.0)
     world.cluster.create_topic("t")  # A topic of one broker has no home for the other one's keys.
     options = SinkOptions.parse(world.settings)
@@ -318,7 +312,7 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("world", ["strict"], indirect=True)
-def test_a_broker_that_stays_away_is_given_up(world: World) -> None:
+def test_a_broker_that_stays_away_is_given_up(world):
     """Attempts that wait for a broker use up time, although they use up no attempts.
 
     The limits grow until the other broker answers within them.
@@ -338,7 +332,7 @@ def test_a_broker_that_stays_away_is_given_up(world: World) -> None:
     assert 0 < summary.acked < ROWS
 
 
-def test_own_message_ids_know_no_partition(unordered: World) -> None:
+def test_own_message_ids_know_no_partition(unordered):
     table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))
     unordered.run(CTX, rows=table)
     summary = unordered.run(MOVED, rows=table)
@@ -346,7 +340,7 @@ def test_own_message_ids_know_no_partition(unordered: World) -> None:
     assert summary.found_stored == ROWS
 
 
-def test_a_checkpoint_that_was_cut_back_is_a_replay(unordered: World) -> None:
+def test_a_checkpoint_that_was_cut_back_is_a_replay(unordered):
     world = unordered
     for epoch in range(10):
         world.run(dataclasses.replace(CTX, epoch=epoch), rows=rows_of(10))
@@ -359,7 +353,7 @@ def test_a_checkpoint_that_was_cut_back_is_a_replay(unordered: World) -> None:
     assert world.questions() > before
 
 
-def test_a_broker_that_cannot_be_asked_stops_the_replay(unordered: World) -> None:
+def test_a_broker_that_cannot_be_asked_stops_the_replay(unordered):
     """A broker that cannot be asked may hold messages that look missing."""
     unordered.run(CTX)
     away = unordered.cluster.brokers[0]
@@ -370,7 +364,7 @@ def test_a_broker_that_cannot_be_asked_stops_the_replay(unordered: World) -> Non
     unordered.check()
 
 
-def test_without_a_ledger_a_replay_cannot_be_told(unordered: World) -> None:
+def test_without_a_ledger_a_replay_cannot_be_told(unordered):
     with pytest.raises(ConfigurationError, match="replayCheck=always"):
         unordered.run(CTX, ledger="")
     unordered.run(CTX, ledger="", replayCheck="always")
@@ -378,7 +372,7 @@ def test_without_a_ledger_a_replay_cannot_be_told(unordered: World) -> None:
     unordered.check()
 
 
-def test_at_least_once_doubles_what_this_is_for(unordered: World) -> None:
+def test_at_least_once_doubles_what_this_is_for(unordered):
     """The harness sees duplicates if there are any."""
     unordered.run(CTX, delivery="at_least_once")
     unordered.run(RESTART, delivery="at_least_once")
@@ -388,7 +382,7 @@ def test_at_least_once_doubles_what_this_is_for(unordered: World) -> None:
 class TestOtherIds:
     """A replay that gives its rows other ids than the attempt before it."""
 
-    def test_a_replay_under_settings_that_change_messages_is_refused(self, world: World) -> None:
+    def test_a_replay_under_settings_that_change_messages_is_refused(self, world):
         world.run(CTX, settings=IdFacts(written_by={"zone": "UTC"}))
         with pytest.raises(CheckpointError, match=r"zone was UTC, is Tokyo.*replayCheck=never"):
             world.run(RESTART, settings=IdFacts(written_by={"zone": "Tokyo"}))
@@ -398,19 +392,19 @@ class TestOtherIds:
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
         world.check()
 
-    def test_a_replay_under_another_plan_counts_its_rows(self, world: World) -> None:
+    def test_a_replay_under_another_plan_counts_its_rows(self, world):
         world.run(CTX, settings=IdFacts({"spark.master": "local[8]"}))
         summary = world.run(MOVED, settings=IdFacts({"spark.master": "local[2]"}))
         assert summary.duplicates_possible == sum(world.stored().values()) - ROWS == ROWS
 
-    def test_equal_rows_of_another_frame_are_sent(self, world: World) -> None:
+    def test_equal_rows_of_another_frame_are_sent(self, world):
         """A write follows a failed one of its `appId`, and may be the next day's."""
         world.run(CTX, settings=IdFacts({FRAME_FACT: "monday's"}))
         summary = world.run(RESTART, settings=IdFacts({FRAME_FACT: "tuesday's"}))
         assert (summary.acked, summary.found_stored) == (ROWS, 0)
         assert summary.duplicates_possible == ROWS
 
-    def test_an_epoch_that_another_ledger_or_query_has_begun_is_counted(self, world: World) -> None:
+    def test_an_epoch_that_another_ledger_or_query_has_begun_is_counted(self, world):
         """A copied checkpoint may have a new query id, so the ledger has no notes under it."""
         world.run(CTX)
         copy = dataclasses.replace(RESTART, query_id="copy")
@@ -422,26 +416,26 @@ class TestOtherIds:
         following = dataclasses.replace(copy, epoch=4)
         assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0
 
-    def test_ids_of_the_rows_own_depend_on_no_setting(self, world: World) -> None:
+    def test_ids_of_the_rows_own_depend_on_no_setting(self, world):
         table = rows_of(ROWS).append_column("message_id", pa.array(map(str, range(ROWS))))
         world.run(CTX, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "UTC"}))
         summary = world.run(MOVED, rows=table, settings=IdFacts({"cores": "2"}, {"zone": "Tokyo"}))
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
 
-    def test_rows_that_are_computed_anew_are_counted(self, world: World) -> None:
+    def test_rows_that_are_computed_anew_are_counted(self, world):
         """Nothing tells that a Python function uses a clock, but its rows match none before."""
         world.run(CTX)
         bodies = pc.binary_join_element_wise(rows_of(ROWS)["body"], b"again", b"")
         anew = rows_of(ROWS).set_column(0, "body", bodies)
         assert world.run(RESTART, rows=anew).duplicates_possible == ROWS
 
-    def test_the_same_rows_in_another_order_are_not(self, world: World) -> None:
+    def test_the_same_rows_in_another_order_are_not(self, world):
         world.run(CTX)
         backwards = rows_of(ROWS).take(list(range(ROWS))[::-1])
         summary = world.run(RESTART, rows=backwards, cut=70)
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
 
-    def test_a_replay_without_look_ups_counts_its_rows(self, world: World) -> None:
+    def test_a_replay_without_look_ups_counts_its_rows(self, world):
         world.run(CTX)
         assert world.run(RESTART, replayCheck="never").duplicates_possible == ROWS
         following = dataclasses.replace(RESTART, epoch=4)

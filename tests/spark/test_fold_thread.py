@@ -4,7 +4,6 @@ The session is a fake: delta-rs folds a local ledger without Java."""
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +46,7 @@ def write(folder: Path, epoch: int, rows: int, run: str = "run-1", dead: int = 0
 
 
 @pytest.fixture
-def thread() -> Iterator[FoldThread]:
+def thread():
     thread = FoldThread(session())
     yield thread
     thread.finish()
@@ -82,7 +81,7 @@ def is_confirmed(folder: Path, epochs: int) -> bool:
     return bool(rows["epochs"][0].as_py() == epochs)
 
 
-def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: FoldThread) -> None:
+def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path, thread):
     """No event comes after the burst, but the interval passes. The last epoch has read no rows, and
     sends those of its state; an epoch without rows is not confirmed."""
     begin(thread, tmp_path, 0.5)
@@ -102,9 +101,7 @@ def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: Fold
         (0, 0, True, None), (0, -1, True, None),
     ],
 )  # fmt: skip
-def test_what_a_confirmation_tells(
-    tmp_path: Path, read: int, handed: int, is_again: bool, row: tuple[Any, ...] | None
-) -> None:
+def test_what_a_confirmation_tells(tmp_path, read, handed, is_again, row):
     ledger = FoldedLedger(session(), resolve_path(tmp_path))
     write(tmp_path, 4, 1)
     ledger.confirm(done(4, handed, read=read), has_run_again=is_again)
@@ -117,9 +114,7 @@ def test_what_a_confirmation_tells(
     assert [ledger.new_queries() for _ in range(2)] == [[QUERY], []]
 
 
-def test_rows_do_not_expire_only_after_a_fold(
-    tmp_path: Path, thread: FoldThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_do_not_expire_only_after_a_fold(tmp_path, thread, monkeypatch):
     """A stream may be idle for longer than a day."""
     looks: list[Retention] = []
     monkeypatch.setattr(folded, "expire_daily", lambda spark, place, kept: looks.append(kept))
@@ -131,9 +126,7 @@ def test_rows_do_not_expire_only_after_a_fold(
     assert looks[0] == kept
 
 
-def test_a_fold_that_failed_is_repeated(
-    tmp_path: Path, thread: FoldThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fold_that_failed_is_repeated(tmp_path, thread, monkeypatch):
     """Another process may fold at the moment at which the last query ends."""
     fold, tries = folded.fold, []
 
@@ -150,7 +143,7 @@ def test_a_fold_that_failed_is_repeated(
     wait_for(lambda: not Ledger(tmp_path).unfolded_epochs())
 
 
-def test_the_end_of_a_query_is_waited_for() -> None:
+def test_the_end_of_a_query_is_waited_for():
     """Spark reports the end after `awaitTermination` has returned."""
     thread, handled = FoldThread(session("other")), threading.Event()
     thread.note_start("other")
@@ -174,7 +167,7 @@ def test_the_end_of_a_query_is_waited_for() -> None:
     assert handled.is_set()
 
 
-def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread: FoldThread) -> None:
+def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread):
     """A fold of many ledgers takes longer than a sync waits for the end of a query."""
     calls: list[Any] = []
 
@@ -193,9 +186,8 @@ def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread: FoldThread) 
 
 
 def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
-    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path, thread, caplog, monkeypatch
+):
     """A fold under load takes longer than an epoch, and the counts are compared after it."""
     fold, folds = folded.fold, []
 
@@ -222,9 +214,7 @@ def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
         assert f"{lost} of the 5 rows that Spark handed to the tasks of epoch {epoch} " in text
 
 
-def test_a_ledger_that_was_made_anew_is_another_ledger(
-    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ledger_that_was_made_anew_is_another_ledger(tmp_path, thread, caplog):
     """A folder is deleted to begin anew. The next query's rows count, the last one's are over."""
     caplog.set_level("INFO", CONSOLE)
     folder = tmp_path / "ledger"
@@ -245,9 +235,7 @@ def test_a_ledger_that_was_made_anew_is_another_ledger(
     assert "deleted while" not in caplog.text
 
 
-def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(
-    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(tmp_path, thread, caplog):
     folder = tmp_path / "ledger"
     begin(thread, folder, 1e9)
     for epoch in range(2):
@@ -268,9 +256,7 @@ def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(
     assert not folder.exists()
 
 
-def test_a_late_listener_compares_no_counts(
-    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_listener_compares_no_counts(tmp_path, thread, caplog):
     """The query has written rows, and another process has folded them, before the listener came."""
     thread.add(resolve_path(tmp_path), interval_s=0.0)
     write(tmp_path, 1, 1)  # The query uses this ledger.
@@ -283,9 +269,7 @@ def test_a_late_listener_compares_no_counts(
     assert not texts(caplog, "ERROR")
 
 
-def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(tmp_path, caplog):
     """A script without `awaitTermination` ends before Spark reports the epoch."""
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session())
@@ -298,7 +282,7 @@ def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
     assert "a start with the same checkpoint goes on from here" in end.message
 
 
-def test_a_session_folds_before_it_stops(tmp_path: Path) -> None:
+def test_a_session_folds_before_it_stops(tmp_path):
     """Spark reports the end of a query after `awaitTermination`, during `spark.stop()`."""
     unfolded, listeners = list[int](), list[Any]()
     spark, ledger = session(), Ledger(tmp_path)
@@ -317,9 +301,7 @@ def test_a_session_folds_before_it_stops(tmp_path: Path) -> None:
     assert unfolded == [0, 0]
 
 
-def test_the_ends_of_a_session_that_stops_are_told_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_ends_of_a_session_that_stops_are_told_at_once(tmp_path, caplog):
     """The JVM may end, or be stopped by Java, under the last fold."""
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session(is_stopped=True))
@@ -336,9 +318,7 @@ def test_the_ends_of_a_session_that_stops_are_told_at_once(
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_the_end_of_a_query_without_rows_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_idle: bool
-) -> None:
+def test_the_end_of_a_query_without_rows_is_told(tmp_path, caplog, is_idle):
     caplog.set_level("INFO", "rocket_sink")
     thread = FoldThread(session("run-1"))
     begin(thread, tmp_path, 0.0)
@@ -358,7 +338,7 @@ def test_the_end_of_a_query_without_rows_is_told(
         assert end.message.startswith(f"the query {QUERY} ended before its first epoch was done")
 
 
-def test_an_end_that_is_never_told_is_waited_for_once(thread: FoldThread) -> None:
+def test_an_end_that_is_never_told_is_waited_for_once(thread):
     thread.note_start("run-1")
     began_s = time.monotonic()
     thread.await_ended(0.3)
@@ -366,7 +346,7 @@ def test_an_end_that_is_never_told_is_waited_for_once(thread: FoldThread) -> Non
     thread.await_ended(1e9)
 
 
-def test_nobody_waits_while_queries_run() -> None:
+def test_nobody_waits_while_queries_run():
     thread = FoldThread(session("run-1"))
     thread.note_start("run-1")
     thread.await_ended(1e9)
@@ -397,7 +377,7 @@ started.wait()
 """
 
 
-def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) -> None:
+def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path):
     """A thread within delta-rs at that moment ended the process by SIGSEGV, every time."""
     process = run_python("-c", ENDING, tmp_path, timeout_s=DEADLINE_S, may_fail=True)
     assert (process.returncode, process.stderr) == (0, "")

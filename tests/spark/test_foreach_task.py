@@ -59,7 +59,7 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(cluster: FakeCluster, tmp_path: Path) -> World:
+def world(cluster, tmp_path):
     return World(cluster, tmp_path)
 
 
@@ -67,7 +67,7 @@ _of_others: set[threading.Thread] = set()
 
 
 @pytest.fixture(autouse=True)
-def only_threads_of_this_test() -> None:
+def only_threads_of_this_test():
     """Remember the threads of earlier tests, whose tasks were never closed."""
     _of_others.update(threading.enumerate())
 
@@ -77,7 +77,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in started if thread.name == "rocket-sink-flush"]
 
 
-def test_slow_rows_are_stored_while_the_task_goes_on(world: World) -> None:
+def test_slow_rows_are_stored_while_the_task_goes_on(world):
     sink = world.task()
     for number in range(5):
         sink.process(Row(body=str(number)))
@@ -89,7 +89,7 @@ def test_slow_rows_are_stored_while_the_task_goes_on(world: World) -> None:
     assert not threads()
 
 
-def test_answers_are_read_while_spark_is_silent(world: World) -> None:
+def test_answers_are_read_while_spark_is_silent(world):
     """A retry needs the answer to be read, and so does a row behind another of its key."""
     world.cluster.on_send(BUSY, times=1)
     sink = world.task(ordering="strict")
@@ -101,14 +101,14 @@ def test_answers_are_read_while_spark_is_silent(world: World) -> None:
     assert world.bodies() == [b"1", b"2"]
 
 
-def test_and_of_a_batch_that_was_full(world: World) -> None:
+def test_and_of_a_batch_that_was_full(world):
     world.cluster.on_send(BUSY, times=1)
     sink = world.task("1", "2", requestMaxMessages=1)
     until(lambda: world.bodies() == [b"1", b"2"])
     sink.close(None)
 
 
-def test_rows_keep_their_order_and_none_goes_twice(world: World) -> None:
+def test_rows_keep_their_order_and_none_goes_twice(world):
     """Both threads cut batches; chance decides where they meet, so the test has many."""
     chance, total = random.Random(7), 3000
     sink = world.task(ordering="strict", requestMaxMessages=20)
@@ -127,9 +127,7 @@ def test_rows_keep_their_order_and_none_goes_twice(world: World) -> None:
     assert (epoch["rows_in"], epoch["acked"]) == (total, total)
 
 
-def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_comes_while_others_are_taken_waits_no_longer(world, monkeypatch):
     batch_of_rows = RowBatcher.batch
     late = [Row(body="late")]
 
@@ -147,7 +145,7 @@ def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
     assert world.bodies() == [b"early", b"late"]
 
 
-def test_an_attempt_with_other_pauses_gives_the_same_ids(world: World) -> None:
+def test_an_attempt_with_other_pauses_gives_the_same_ids(world):
     for attempt, gap_s in enumerate((0.004, 0.0)):
         sink = world._replace(ledger=world.ledger / str(attempt)).task()
         for number in range(20):
@@ -170,7 +168,7 @@ class TestErrors:
         until(lambda: not threads())
         return sink
 
-    def test_the_next_row_raises_it(self, world: World) -> None:
+    def test_the_next_row_raises_it(self, world):
         sink = self.failed(world)
         for _ in range(2):
             with pytest.raises(DeliveryError, match="onInvalid") as caught:
@@ -178,9 +176,7 @@ class TestErrors:
         sink.close(caught.value)
         assert world.bodies() == [b"good"]
 
-    def test_the_thread_sends_nothing_after_an_error_of_process(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_thread_sends_nothing_after_an_error_of_process(self, world, monkeypatch):
         """Spark may call `close` much later, and answers let the thread send waiting requests."""
 
         def feed(run: TaskRunner, batch: pa.RecordBatch, plan: object) -> None:
@@ -196,21 +192,21 @@ class TestErrors:
         until(lambda: not threads(), LONG_S)
         sink.close(caught.value)
 
-    def test_also_when_it_came_before_the_rows_were_taken(self, world: World) -> None:
+    def test_also_when_it_came_before_the_rows_were_taken(self, world):
         sink = world.task(7)
         until(lambda: not threads())
         with pytest.raises(ColumnError) as caught:
             sink.process(Row(body="later"))
         sink.close(caught.value)
 
-    def test_close_raises_it(self, world: World) -> None:
+    def test_close_raises_it(self, world):
         sink = self.failed(world)
         with pytest.raises(DeliveryError, match="onInvalid"):
             sink.close(None)
         assert world.bodies() == [b"good"]
         assert not world.account()["complete"]
 
-    def test_the_worker_is_fit_for_the_next_task(self, world: World) -> None:
+    def test_the_worker_is_fit_for_the_next_task(self, world):
         sink = self.failed(world)
         sink.close(RuntimeError("upstream"))
         sink.open(0, 2)
@@ -219,14 +215,14 @@ class TestErrors:
         sink.close(None)
 
 
-def test_a_task_that_is_given_up_leaves_no_thread(world: World) -> None:
+def test_a_task_that_is_given_up_leaves_no_thread(world):
     sink = world.task("x", gatherMaxDelayMs=30_000)
     assert threads()
     sink.close(RuntimeError("upstream"))
     assert not threads() and not world.bodies()
 
 
-def test_without_a_delay_rows_wait_and_there_is_no_thread(world: World) -> None:
+def test_without_a_delay_rows_wait_and_there_is_no_thread(world):
     sink = world.task(*["x"] * 700, gatherMaxDelayMs=0)
     assert not threads()
     time.sleep(0.05)
@@ -235,7 +231,7 @@ def test_without_a_delay_rows_wait_and_there_is_no_thread(world: World) -> None:
     assert len(world.bodies()) == 700
 
 
-def test_a_forked_child_sends_nothing_of_its_parent(world: World) -> None:
+def test_a_forked_child_sends_nothing_of_its_parent(world):
     sink = world.task("parent", gatherMaxDelayMs=300)
     child = os.fork()
     if not child:

@@ -1,6 +1,5 @@
 """Bodies of `bodyFormat=json`: the lanes that pack them, and the lanes that refuse."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("ordering", "warnings"), [("strict", 1), ("none", 0)])
-def test_a_start_says_that_delayed_rows_have_no_order(
-    spark: Any, caplog: pytest.LogCaptureFixture, ordering: str, warnings: int
-) -> None:
+def test_a_start_says_that_delayed_rows_have_no_order(spark, caplog, ordering, warnings):
     console._warn_of_delays.cache_clear()
     frame = spark.sql("SELECT 'x' AS body, 'k' AS sharding_key, 3 AS delay_level")
     for _ in range(2):
@@ -36,7 +33,7 @@ def test_a_start_says_that_delayed_rows_have_no_order(
 
 
 @pytest.fixture
-def new_york(spark: Any) -> Iterator[Any]:
+def new_york(spark):
     """The session, with a zone in which no time is that of UTC."""
     with setting(spark, "spark.sql.session.timeZone", "America/New_York"):
         yield spark
@@ -55,9 +52,7 @@ def pending_of(spark: Any, folder: Path, frame: Any, options: SinkOptions) -> An
         ("keep", f'{{"at":{AS_WRITTEN},"gate":null,"leg":{{"off":[{AS_WRITTEN}],"on":null}}}}'),
     ],
 )
-def test_lanes_and_backfills_pack_the_same_text(
-    new_york: Any, tmp_path: Path, nulls: str, expected: str
-) -> None:
+def test_lanes_and_backfills_pack_the_same_text(new_york, tmp_path, nulls, expected):
     """`write`, `write_batch` and `stream` send what `select_needed` returns, and a backfill sends
     its source's pending rows. A time without a zone stays as it is written, at any depth."""
     frame = new_york.sql(
@@ -72,9 +67,7 @@ def test_lanes_and_backfills_pack_the_same_text(
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("policy", "offset"), [("CORRECTED", "-04:56:02"), ("LEGACY", "-05:00")])
-def test_json_keeps_microseconds_and_seconds_of_zones(
-    new_york: Any, policy: str, offset: str
-) -> None:
+def test_json_keeps_microseconds_and_seconds_of_zones(new_york, policy, offset):
     """The legacy formatter has no pattern for an offset with seconds."""
     parser = "spark.sql.legacy.timeParserPolicy"
     frame = new_york.sql(
@@ -91,9 +84,7 @@ def test_json_keeps_microseconds_and_seconds_of_zones(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("ansi", ["true", "false"])
-def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(
-    spark: Any, tmp_path: Path, ansi: str
-) -> None:
+def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(spark, tmp_path, ansi):
     """The text of a key chooses its queue. Tasks cast Arrow's decimals, a backfill Spark's."""
     texts = ["0.0000000000", "0.0000000001", "-0.0000000010", "-12.5000000000", "7.0000000000"]
     keys = ", ".join(f"({text!r})" for text in texts)
@@ -110,7 +101,7 @@ def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(
 
 
 @pytest.mark.parametrize("writer", ["writer", "streamWriter"])
-def test_a_data_source_refuses_to_pack(writer: str) -> None:
+def test_a_data_source_refuses_to_pack(writer):
     """The bare foreach lane refuses, too: `test_json_needs_the_driver`."""
     options = {"nameServer": "127.0.0.1:9", "topic": "t", "bodyFormat": "json"}
     source = RocketMQDataSource(options)

@@ -1,7 +1,5 @@
 """Sessions that hand Arrow's large strings and binaries to Python."""
 
-from typing import Any
-
 import pytest
 
 from rocket_sink.spark.datasource import register
@@ -16,7 +14,7 @@ ROWS = "body BINARY, tags STRING, keys ARRAY<STRING>, properties MAP<STRING, STR
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["write", "format"])
-def test_rows_of_large_types_are_sent(spark: Any, by_name: bool, tmp_path: Any) -> None:
+def test_rows_of_large_types_are_sent(spark, by_name, tmp_path):
     rows = [(b"\xff\x00", "t", ["k", "l"], {"p": "q"}), (b"\x00", None, None, None)]
     frame = spark.createDataFrame(rows, ROWS)
     with FakeCluster(brokers=1) as cluster, setting(spark, SETTING, "true"):

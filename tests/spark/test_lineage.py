@@ -7,7 +7,6 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, regist
 from rocket_sink.spark.foreach_batch import BatchWriter, _Sent
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.task.totals import TaskSummary
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.spark.streams import run, stream_of
 from tests.spark.test_listener import wait_for
@@ -78,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+def collector(monkeypatch):
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(lineage, "emitters", [])
@@ -104,9 +102,8 @@ def judge(event: dict[str, Any]) -> None:
 
 @pytest.mark.spark
 def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, collector: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    spark, cluster, tmp_path, collector, monkeypatch
+):
     # Spark's own processes plan and commit the writes of a data source.
     for name in ("OPENLINEAGE_URL", "OPENLINEAGE_NAMESPACE"):
         monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
@@ -151,9 +148,7 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
     assert refused[1]["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
 
 
-def test_each_run_of_a_query_by_foreach_batch_has_a_start(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_run_of_a_query_by_foreach_batch_has_a_start(collector, monkeypatch):
     runs = [str(uuid.uuid4()) for _ in range(2)]
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
     for name in ("check_reachable", "check_budget"):
@@ -178,9 +173,7 @@ def started() -> str:
     return run_id
 
 
-def test_events_need_no_installed_metadata(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_need_no_installed_metadata(collector, monkeypatch):
     """A source tree on the path has no metadata."""
     missing = Mock(side_effect=importlib.metadata.PackageNotFoundError)
     monkeypatch.setattr(importlib.metadata, "metadata", missing)
@@ -190,9 +183,7 @@ def test_events_need_no_installed_metadata(
 
 
 @pytest.mark.parametrize("is_well", [True, False])
-def test_a_batch_by_format_is_told_of_by_two_processes(
-    collector: Collector, caplog: pytest.LogCaptureFixture, is_well: bool
-) -> None:
+def test_a_batch_by_format_is_told_of_by_two_processes(collector, caplog, is_well):
     caplog.set_level("INFO", "rocket_sink.spark.console")
     source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights", "appId": "a"})
     planned = source.writer(BODY, False)
@@ -212,9 +203,7 @@ def test_a_batch_by_format_is_told_of_by_two_processes(
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
 
 
-def test_a_silent_collector_is_waited_for_by_the_first_process_only(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_collector_is_waited_for_by_the_first_process_only(collector, monkeypatch):
     """The collector takes connections, and answers no process of a batch by format."""
     collector.answers.clear()
     try:
@@ -232,9 +221,7 @@ def test_a_silent_collector_is_waited_for_by_the_first_process_only(
     wait_for(lambda: len(collector.events) >= 2)
 
 
-def test_a_collector_that_is_down_costs_a_warning(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collector_that_is_down_costs_a_warning(collector, monkeypatch, caplog):
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(lineage, "_LAST_S", DEADLINE_S)
     run_id = started()
@@ -247,9 +234,7 @@ def test_a_collector_that_is_down_costs_a_warning(
 
 
 @pytest.mark.parametrize("variable", [None, "OPENLINEAGE_DISABLED"])
-def test_nothing_is_sent_without_a_wish(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, variable: str | None
-) -> None:
+def test_nothing_is_sent_without_a_wish(collector, monkeypatch, variable):
     if variable:
         monkeypatch.setenv(variable, "true")
     else:

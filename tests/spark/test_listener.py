@@ -3,8 +3,6 @@
 import logging
 import re
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +17,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
 from tests.python import run_python
@@ -35,18 +32,16 @@ cluster = scripted_cluster(1, flights=1)
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path):
     return Ledger(tmp_path / "ledger")
 
 
 @pytest.fixture
-def sink(cluster: FakeCluster, ledger: Ledger) -> RocketSink:
+def sink(cluster, ledger):
     return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
 
 
-def test_a_sync_after_a_query_knows_its_last_epoch_done(
-    spark: Any, sink: RocketSink, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_sync_after_a_query_knows_its_last_epoch_done(spark, sink, ledger, tmp_path):
     run(sink.stream(stream_of(spark, tmp_path)), tmp_path / "checkpoint")
     ledger.sync(spark)
     assert ledger.epochs(spark).where("confirmed").count() == 1
@@ -54,8 +49,8 @@ def test_a_sync_after_a_query_knows_its_last_epoch_done(
 
 
 def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spark, tmp_path, caplog, monkeypatch
+):
     registering = Mock()
     monkeypatch.setattr(type(spark.dataSource), "register", registering)
     monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
@@ -80,9 +75,7 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
 
 
 @pytest.mark.parametrize("lane", ["foreach", "datasource"])
-def test_the_stream_command_folds_while_it_runs(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str
-) -> None:
+def test_the_stream_command_folds_while_it_runs(spark, cluster, tmp_path, lane):
     ledger = tmp_path / "ledger"
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
     options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
@@ -93,8 +86,8 @@ def test_the_stream_command_folds_while_it_runs(
 
 @pytest.mark.parametrize("lane", ["foreach", "datasource"])
 def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
-    spark: Any, cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str
-) -> None:
+    spark, cluster, tmp_path, caplog, lane
+):
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
     options = {"nameServer": cluster.name_server, "topic": "flights"}
     if lane == "foreach":
@@ -129,7 +122,7 @@ with FakeCluster(brokers=1) as cluster:
 """
 
 
-def test_a_short_job_leaves_no_rows_to_fold(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_short_job_leaves_no_rows_to_fold(ledger, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text(ONE)
     job = run_python("-c", SHORT_JOB, tmp_path, timeout_s=600)
@@ -137,8 +130,8 @@ def test_a_short_job_leaves_no_rows_to_fold(ledger: Ledger, tmp_path: Path) -> N
 
 
 def test_the_end_of_a_query_in_another_session_than_its_sinks_is_heard(
-    spark: Any, sink: RocketSink, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    spark, sink, tmp_path, caplog
+):
     caplog.set_level(logging.INFO)
     rows = stream_of(spark.newSession(), tmp_path)
     query = run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
@@ -147,9 +140,8 @@ def test_the_end_of_a_query_in_another_session_than_its_sinks_is_heard(
 
 
 def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
-    spark: Any, cluster: FakeCluster, sink: RocketSink, ledger: Ledger, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    spark, cluster, sink, ledger, tmp_path, caplog
+):
     rows = stream_of(spark, tmp_path)
     for checkpoint in ("one", "one", "two"):
         query = run(sink.stream(rows), tmp_path / checkpoint)
@@ -160,10 +152,7 @@ def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
     assert query.id in text and "appId" in text
 
 
-def test_a_ledger_or_checkpoint_inside_the_input_is_refused(
-    spark: Any, cluster: FakeCluster, sink: RocketSink, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_a_ledger_or_checkpoint_inside_the_input_is_refused(spark, cluster, sink, tmp_path, caplog):
     """Spark would read their files: a source of 3 rows gave 154."""
     read, rows = tmp_path / "in", stream_of(spark, tmp_path)
     inside = RocketSink(sink.options.with_(ledger=str(read / "sub" / "ledger")))

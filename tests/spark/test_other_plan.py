@@ -113,7 +113,7 @@ def digests(*plans: str) -> set[str]:
     }
 
 
-def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
+def test_the_digest_of_a_plan_is_the_same_in_each_application():
     of_plans = digests(
         "Repartition 8\n+- DataSource(SparkSession@1f,json,Map(minPartitions -> 8)), [n#1L]",
         "Repartition 8\n+- DataSource(SparkSession@2e,json,Map(minPartitions -> 8)), [n#22L]",
@@ -122,7 +122,7 @@ def test_the_digest_of_a_plan_is_the_same_in_each_application() -> None:
     assert len(of_plans) == 2
 
 
-def test_a_frame_that_is_made_again_has_the_same_digest() -> None:
+def test_a_frame_that_is_made_again_has_the_same_digest():
     """Spark 4.2 writes such plans."""
     text = """CTERelationDef {0}, false
         UnionLoop {0}
@@ -139,7 +139,7 @@ cluster = scripted_cluster(1, t=4)
 
 
 @pytest.fixture
-def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str) -> World:
+def world(spark, cluster, tmp_path, lane):
     return World(spark, cluster, tmp_path, lane)
 
 
@@ -147,23 +147,21 @@ def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: str) -> World:
     ("lane", "before", "after"),
     [("foreachBatch", 8, 2), ("foreach", 2, 6), ("source", 2, 6), ("write", 2, 6)],
 )
-def test_a_replay_with_other_partitions_counts_its_doubles(
-    world: World, before: int, after: int
-) -> None:
+def test_a_replay_with_other_partitions_counts_its_doubles(world, before, after):
     world.fail(before)
     world.run(after)
     world.check_doubles()
 
 
 @pytest.mark.parametrize("lane", [*STREAMS, "write"])
-def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(world: World) -> None:
+def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(world):
     world.fail(4)
     world.run(4)
     assert (world.doubled(), world.counted()) == (0, 0)
 
 
 @pytest.mark.parametrize("lane", ["write", "source_batch"])
-def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(world: World) -> None:
+def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(world):
     world.fail(2, "concat(n, ' ', cast(now() AS string)) AS body")
     world.run(2, "concat(n, ' ', cast(now() AS string)) AS body")
     world.check_doubles()
@@ -171,9 +169,7 @@ def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(world: World) -> N
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("lane", [*STREAMS, "stream"])
-def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(
-    world: World, delivery: str
-) -> None:
+def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(world, delivery):
     """Spark 4.0 and 4.1 give a checkpoint without `metadata` a new id."""
     world.delivery = delivery
     world.fail(2)

@@ -1,8 +1,6 @@
 """Arrow batches inside foreach, which `RocketSink.stream` hands over."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -29,9 +27,7 @@ def opened(packs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
         ([], []), ([1] * 4, [4]), ([5] * 7, [3, 2, 2]), ([20], [1]), ([1, 20, 1], [1, 1, 1]),
     ],
 )  # fmt: skip
-def test_a_pack_has_at_most_16_mib_or_one_row(
-    bodies_mib: list[int], rows_of_packs: list[int]
-) -> None:
+def test_a_pack_has_at_most_16_mib_or_one_row(bodies_mib, rows_of_packs):
     bodies = [bytes([number]) * (size * MIB) for number, size in enumerate(bodies_mib)]
     batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
     parts = opened(pack(iter([batch])))
@@ -39,7 +35,7 @@ def test_a_pack_has_at_most_16_mib_or_one_row(
     assert [body for part in parts for body in part["body"].to_pylist()] == bodies
 
 
-def test_nested_and_null_columns_keep_their_values() -> None:
+def test_nested_and_null_columns_keep_their_values():
     rows = {
         "body": ["订单", None, ""],
         "tags": pa.nulls(3, pa.string()),
@@ -54,8 +50,8 @@ def test_nested_and_null_columns_keep_their_values() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("has_pandas", [True, False])
 def test_a_stream_hands_over_packs_or_says_why_it_cannot(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, has_pandas: bool
-) -> None:
+    spark, tmp_path, monkeypatch, caplog, has_pandas
+):
     if not has_pandas:
         refuse = Mock(side_effect=PySparkImportError("pandas >= 2.2.0 must be installed"))
         functions = "pyspark.sql.pandas.functions"

@@ -36,28 +36,26 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
         ("2", 8, {}, 2),
     ],
 )  # fmt: skip
-def test_a_limit_is_divided(own: str, slots: int | None, write: dict[str, int], tasks: int) -> None:
+def test_a_limit_is_divided(own, slots, write, tasks):
     given = LIMIT.with_(rateTasks=own) if own else LIMIT
     options = with_task_rate(given, session(slots), **write)
     assert options.rate_tasks == tasks
     assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
 
 
-def test_without_a_limit_nobody_is_asked() -> None:
+def test_without_a_limit_nobody_is_asked():
     options = SinkOptions()
     assert with_task_rate(options, None) is options
 
 
 @pytest.mark.parametrize("slots", [0, None])
-def test_no_slots_to_be_seen_is_an_error_that_names_the_option(
-    slots: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatch):
     monkeypatch.setattr(host, "active_session", lambda: None)
     with pytest.raises(OptionError, match="rateTasks"):
         with_task_rate(LIMIT, slots=slots)
 
 
-def test_a_request_holds_no_more_than_a_second() -> None:
+def test_a_request_holds_no_more_than_a_second():
     options = rate_limited_options(
         SinkOptions.parse(maxMessagesPerSecond=100, maxBytesPerSecond="1MiB", rateTasks=4)
     )

@@ -41,7 +41,7 @@ def bodies(cluster: FakeCluster, **options: Any) -> list[str]:
     return sorted(body.decode() for batch in batches for body in batch["body"].to_pylist())
 
 
-def test_all_queues_of_all_brokers_are_read(cluster: FakeCluster) -> None:
+def test_all_queues_of_all_brokers_are_read(cluster):
     fill(cluster, 3)
     fill(cluster, 2, broker=1, queue=1)
     _, parts = plan(cluster)
@@ -51,14 +51,14 @@ def test_all_queues_of_all_brokers_are_read(cluster: FakeCluster) -> None:
     assert bodies(cluster) == ["000", "001", "002", "110", "111"]
 
 
-def test_what_comes_after_the_plan_is_not_read(cluster: FakeCluster) -> None:
+def test_what_comes_after_the_plan_is_not_read(cluster):
     fill(cluster, 3)
     reader, (part,) = plan(cluster)
     fill(cluster, 3)
     assert sum(batch.num_rows for batch in reader.read(part)) == 3
 
 
-def test_long_queues_are_cut(cluster: FakeCluster) -> None:
+def test_long_queues_are_cut(cluster):
     fill(cluster, 10)
     _, parts = plan(cluster, maxmessagesperpartition="4")
     assert [(p.begin, p.end) for p in parts] == [(0, 4), (4, 8), (8, 10)]
@@ -80,14 +80,12 @@ def test_long_queues_are_cut(cluster: FakeCluster) -> None:
         ({"endTimestamp": 1000}, []),
     ],
 )  # fmt: skip
-def test_offsets_and_times(
-    cluster: FakeCluster, options: dict[str, Any], numbers: list[int]
-) -> None:
+def test_offsets_and_times(cluster, options, numbers):
     fill(cluster, 5)
     assert bodies(cluster, **options) == [f"00{n}" for n in numbers]
 
 
-def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster: FakeCluster) -> None:
+def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
     fill(cluster, 3)
     for option, words, rest in (
         ("endingOffsets", "failOnDataLoss", ["000", "001", "002"]),
@@ -118,14 +116,12 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster: FakeCluster) 
         ({"topic": "nosuch"}, "nosuch"),
     ],
 )
-def test_bad_options_say_what_to_do(
-    cluster: FakeCluster, options: dict[str, Any], words: str
-) -> None:
+def test_bad_options_say_what_to_do(cluster, options, words):
     with pytest.raises((OptionError, NoRouteError), match=words):
         plan(cluster, **options)
 
 
-def test_there_may_be_nothing_to_read(cluster: FakeCluster) -> None:
+def test_there_may_be_nothing_to_read(cluster):
     reader, parts = plan(cluster)
     assert parts == []
     assert list(reader.read(InputPartition(None))) == []  # Spark asks for this one.
@@ -153,7 +149,7 @@ NOON_MS = int(NOON.timestamp() * 1000)
          Narrowed((), NOON_MS - 60_000, NOON_MS + 60_001)),
     ],
 )  # fmt: skip
-def test_which_filters_narrow(filters: list[tuple[str, str, Any]], narrowed: Narrowed) -> None:
+def test_which_filters_narrow(filters, narrowed):
     objects = [type(kind, (), {"attribute": (column,), "value": value})()
             for kind, column, value in filters]  # fmt: skip
     reader = FilteringReader(*ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC}))
@@ -161,7 +157,7 @@ def test_which_filters_narrow(filters: list[tuple[str, str, Any]], narrowed: Nar
     assert reader.narrowed == narrowed
 
 
-def test_filters_and_options_narrow_together(cluster: FakeCluster) -> None:
+def test_filters_and_options_narrow_together(cluster):
     fill(cluster, 5)
     for narrowed, options, numbers in (
         (Narrowed(start_ms=1020), {"startingOffsets": '{"broker-a:0": 1}'}, (2, 5)),
@@ -175,7 +171,7 @@ def test_filters_and_options_narrow_together(cluster: FakeCluster) -> None:
         assert (part.begin, part.end) == numbers  # type: ignore[attr-defined]
 
 
-def test_tags_narrow_no_queue_that_holds_batches(cluster: FakeCluster) -> None:
+def test_tags_narrow_no_queue_that_holds_batches(cluster):
     fill(cluster, 5)
     reader, _ = plan(cluster)
     reader.narrowed = Narrowed(("a", "b"))
@@ -189,7 +185,7 @@ def test_tags_narrow_no_queue_that_holds_batches(cluster: FakeCluster) -> None:
 LOSS: Any = pytest.raises(ConfigurationError, match="no messages from 0 to 3 now")
 
 
-def test_messages_that_go_while_they_are_read_are_a_loss(cluster: FakeCluster) -> None:
+def test_messages_that_go_while_they_are_read_are_a_loss(cluster):
     fill(cluster, 5)
     reader, (part,) = plan(cluster)
     lenient, _ = plan(cluster, failOnDataLoss="false")
@@ -206,9 +202,7 @@ def test_messages_that_go_while_they_are_read_are_a_loss(cluster: FakeCluster) -
 
 
 @pytest.mark.parametrize(("policy", "is_loss"), [("DELETE", True), ("COMPACTION", False)])
-def test_an_answer_that_begins_late_shows_a_loss(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, policy: str, is_loss: bool
-) -> None:
+def test_an_answer_that_begins_late_shows_a_loss(cluster, monkeypatch, policy, is_loss):
     """Brokers pass over messages whose log file is gone."""
     cluster.create_topic(TOPIC, 2, attributes={"cleanup.policy": policy})
     fill(cluster, 5)
@@ -218,7 +212,7 @@ def test_an_answer_that_begins_late_shows_a_loss(
         assert bodies(cluster) == ["003", "004"]
 
 
-def test_rows_are_the_row_contract_and_where_they_were(cluster: FakeCluster) -> None:
+def test_rows_are_the_row_contract_and_where_they_were(cluster):
     values = {
         "topic": TOPIC, "tags": "g", "keys": ["a", "b"], "sharding_key": "s", "flag": 5,
         "message_id": "ID",
@@ -246,7 +240,7 @@ def row_of(**fields: Any) -> dict[str, Any]:
     return row
 
 
-def test_the_names_that_rocketmq_keeps_for_itself_are_apart() -> None:
+def test_the_names_that_rocketmq_keeps_for_itself_are_apart():
     properties = {"RETRY_TOPIC": "o", "__event_time_ms": "1500", "mine": "1"}
     row = row_of(properties=properties)
     assert row["properties"] == [("mine", "1")]
@@ -255,7 +249,7 @@ def test_the_names_that_rocketmq_keeps_for_itself_are_apart() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "9" * 15, "9" * 18, "9" * 30, "-99999999999999999"])
-def test_an_event_time_that_is_none_is_a_property(text: str) -> None:
+def test_an_event_time_that_is_none_is_a_property(text):
     """Any producer may set the property, for instance in microseconds."""
     row = row_of(properties={"__event_time_ms": text})
     assert row["event_time"] is None
@@ -263,14 +257,14 @@ def test_an_event_time_that_is_none_is_a_property(text: str) -> None:
 
 
 @pytest.mark.parametrize("ms", [2**63 - 1, -(2**63), 253_402_300_800_000])
-def test_a_birth_time_that_spark_cannot_hold_is_null(ms: int) -> None:
+def test_a_birth_time_that_spark_cannot_hold_is_null(ms):
     """Any producer may set the birth time."""
     row = row_of(born_ms=ms, store_ms=1)
     assert row["born_timestamp"] is None
     assert row["store_timestamp"].timestamp() == 0.001
 
 
-def test_no_option_of_the_reader_is_one_of_the_sink() -> None:
+def test_no_option_of_the_reader_is_one_of_the_sink():
     assert not {o.name.lower() for o in READ_OPTIONS} & {o.name.lower() for o in OPTIONS}
     asked = {"topic": "t", "NAME_SERVER": "a:1", "starting_offsets": "latest"}
     read, sink = ReadOptions.parse(asked)

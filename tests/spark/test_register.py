@@ -17,7 +17,7 @@ class Refused(AnalysisException):
 
 
 @pytest.fixture(autouse=True)
-def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_java(monkeypatch):
     for name, answer in (
         ("warn_of_settings", None), ("speculates", True), ("is_classic", False),
         ("task_slots", 8), ("pushes_filters", False),
@@ -25,7 +25,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(datasource, name, Mock(return_value=answer))
 
 
-def test_writers_know_the_facts_of_the_session() -> None:
+def test_writers_know_the_facts_of_the_session():
     """Divide a limit over the session's task slots, and refuse its speculation."""
     session = SimpleNamespace(dataSource=Mock())
     datasource.register(session)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def test_writers_know_the_facts_of_the_session() -> None:
     assert writer.options.rate_tasks == 8
 
 
-def test_a_source_that_spark_keeps_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_spark_keeps_is_told_of(caplog):
     """Spark 4.0 does so if rocket-sink is a wheel; `python -m tests.versions` has the real one."""
     session = SimpleNamespace(dataSource=Mock())
     session.dataSource.register.side_effect = Refused("DATA_SOURCE_ALREADY_EXISTS")

@@ -8,7 +8,6 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
-from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pyspark
@@ -24,13 +23,13 @@ from tests.jvms import submit_args
 
 
 @pytest.fixture
-def environ(monkeypatch: Any) -> dict[str, str]:
+def environ(monkeypatch):
     for name in ("PYSPARK_PYTHON", "PYTHONWARNINGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
         monkeypatch.delenv(name, raising=False)
     return os.environ  # type: ignore[return-value]
 
 
-def test_workers_get_this_python_unless_told_otherwise(environ: Any, monkeypatch: Any) -> None:
+def test_workers_get_this_python_unless_told_otherwise(environ, monkeypatch):
     session.prepare_environment()
     assert environ["PYSPARK_PYTHON"] == sys.executable
     monkeypatch.setenv("PYSPARK_PYTHON", "/other/python")
@@ -38,7 +37,7 @@ def test_workers_get_this_python_unless_told_otherwise(environ: Any, monkeypatch
     assert environ["PYSPARK_PYTHON"] == "/other/python"
 
 
-def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
+def test_java_is_found_for_spark(environ, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     session.prepare_environment()
     assert os.path.exists(f"{environ['JAVA_HOME']}/bin/java")
@@ -54,8 +53,8 @@ def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
     ids=["none", "C", "not on this host", "LANG", "LC_CTYPE"],
 )  # fmt: skip
 def test_the_java_that_starts_has_a_locale_for_all_file_names(
-    environ: Any, monkeypatch: Any, names: dict[str, str], is_ascii: bool
-) -> None:
+    environ, monkeypatch, names, is_ascii
+):
     """Ask Java itself, because only Java knows how it reads the locale."""
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
         monkeypatch.delenv(name, raising=False)
@@ -74,16 +73,14 @@ def test_the_java_that_starts_has_a_locale_for_all_file_names(
     assert locale.setlocale(locale.LC_ALL) == before
 
 
-def test_inside_spark_submit_the_java_that_runs_is_not_touched(
-    environ: Any, monkeypatch: Any
-) -> None:
+def test_inside_spark_submit_the_java_that_runs_is_not_touched(environ, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     session.prepare_environment()
     assert "JAVA_HOME" not in environ
 
 
-def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
+def test_the_pandas_warning_reaches_nobody_and_others_do(environ):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         session.silence_pandas_warning()
@@ -101,7 +98,7 @@ def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
         ("5.0.0", "5.0.0"),
     ],
 )  # fmt: skip
-def test_pairs_of_spark_and_delta_that_work(spark: str, delta: str) -> None:
+def test_pairs_of_spark_and_delta_that_work(spark, delta):
     session._check_pair(spark, delta)
 
 
@@ -109,18 +106,14 @@ def test_pairs_of_spark_and_delta_that_work(spark: str, delta: str) -> None:
     ("spark", "delta", "wanted"),
     [("4.2.1", "4.1.0", ">=4.4"), ("4.1.0", "4.0.1", ">=4.2"), ("4.2.0", "4.4.1", ">=4.4")],
 )
-def test_a_delta_without_jars_for_this_spark_is_refused(
-    spark: str, delta: str, wanted: str
-) -> None:
+def test_a_delta_without_jars_for_this_spark_is_refused(spark, delta, wanted):
     with pytest.raises(ConfigurationError) as caught:
         session._check_pair(spark, delta)
     for part in (f"pyspark=={spark}", delta, wanted, "!=4.4.1"):
         assert part in str(caught.value)
 
 
-def test_a_spark_without_pip_is_taken_with_its_own_jars(
-    environ: dict[str, str], monkeypatch: Any
-) -> None:
+def test_a_spark_without_pip_is_taken_with_its_own_jars(environ, monkeypatch):
     """Leave Delta to spark-submit's `--packages`; elsewhere say what to install."""
     no_metadata = Mock(side_effect=PackageNotFoundError)
     monkeypatch.setattr(session.importlib.metadata, "version", no_metadata)
@@ -132,13 +125,13 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(
 
 
 @pytest.mark.spark
-def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark: Any) -> None:
+def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark):
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(active_session).result() == spark
 
 
 @pytest.mark.spark
-def test_a_first_session_says_in_one_line_what_it_waits_for() -> None:
+def test_a_first_session_says_in_one_line_what_it_waits_for():
     """Delta's classes are loaded, although spark-submit knows of no package. Of the lines that any
     start of Spark prints, only Java's own is left; other warnings are printed."""
     script = (
@@ -161,9 +154,7 @@ def test_a_first_session_says_in_one_line_what_it_waits_for() -> None:
     ), done.stderr  # fmt: skip
 
 
-def test_spark_submit_resolves_where_spark_has_another_resolver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spark_submit_resolves_where_spark_has_another_resolver(monkeypatch):
     """A missing class of Java is a `JavaPackage` in py4j, which cannot be called."""
     gateway, jvm = MagicMock(), MagicMock()
     jvm.org.apache.spark.util.MavenUtils.buildIvySettings.side_effect = TypeError("JavaPackage")
@@ -178,7 +169,7 @@ def test_spark_submit_resolves_where_spark_has_another_resolver(
 
 
 @pytest.mark.spark
-def test_a_package_that_cannot_be_fetched_is_named(spark: Any) -> None:
+def test_a_package_that_cannot_be_fetched_is_named(spark):
     """The JVM of the tests runs: only the packages are resolved again."""
     builder = type(spark).builder.config("spark.jars.packages", "org.example.rocket-sink:none:1")
     with pytest.raises(ConfigurationError, match=r"cannot fetch org\.example\.rocket-sink:none:1"):

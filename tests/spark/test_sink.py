@@ -3,7 +3,6 @@
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from pyspark.sql import Row
@@ -13,7 +12,6 @@ from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.datasource import RocketMQDataSource
-from rocket_sink.testing import FakeCluster
 from rocket_sink.testing.script import Answer, Drop
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
@@ -33,12 +31,12 @@ BODY = StructType([StructField("body", StringType())])
         ((), {"nameServer": "a:1", "topic": "two words"}, r"option topic.*illegal characters"),
     ],
 )
-def test_options_are_checked_at_once(first: Any, options: dict[str, str], words: str) -> None:
+def test_options_are_checked_at_once(first, options, words):
     with pytest.raises(OptionError, match=words):
         RocketSink(*first, **options)
 
 
-def test_a_function_of_another_kind_is_named() -> None:
+def test_a_function_of_another_kind_is_named():
     sink = RocketSink(nameServer="a:1", topic="t")
     with pytest.raises(ConfigurationError, match=r"foreachBatch\(sink.write_batch\)"):
         sink.write(None, 7)  # type: ignore[arg-type]
@@ -46,20 +44,20 @@ def test_a_function_of_another_kind_is_named() -> None:
         sink.write_batch(Row(body="x"))  # type: ignore[arg-type]
 
 
-def test_secrets_never_show_and_pickling_keeps_them() -> None:
+def test_secrets_never_show_and_pickling_keeps_them():
     sink = RocketSink(nameServer="a:1", topic="t", accessKey="ak-canary", secretKey=SECRET)
     assert SECRET not in repr(sink) and "ak-canary" not in repr(sink)
     copy = pickle.loads(pickle.dumps(sink))
     assert copy.options == sink.options and SECRET not in repr(copy)
 
 
-def test_a_relative_ledger_is_the_drivers_folder() -> None:
+def test_a_relative_ledger_is_the_drivers_folder():
     sink = RocketSink(nameServer="a:1", ledger="here")
     assert sink.options.ledger == f"file:{Path('here').absolute()}"
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def settings(monkeypatch):
     """Return the settings of the active session, which tests may change."""
     settings: dict[str, str] = {}
     context = SimpleNamespace(getConf=lambda: settings)
@@ -71,8 +69,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 class TestSpeculation:
     def test_it_is_refused_when_a_sink_is_made_and_when_foreach_pickles_an_older_one(
-        self, settings: dict[str, str]
-    ) -> None:
+        self, settings
+    ):
         sink = RocketSink(nameServer="a:1", topic="t")
         settings["spark.speculation"] = "true"
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
@@ -82,9 +80,7 @@ class TestSpeculation:
         RocketSink(nameServer="a:1", topic="t", allowSpeculation=True)
 
     @pytest.mark.parametrize("make", ["writer", "streamWriter"])
-    def test_the_data_source_judges_each_write_of_a_session_that_speculates(
-        self, make: str
-    ) -> None:
+    def test_the_data_source_judges_each_write_of_a_session_that_speculates(self, make):
         known = {"speculates": True}  # `register` finds this out on the driver.
         source = type("Source", (RocketMQDataSource,), known)
         options = {"nameServer": "a:1", "topic": "t"}
@@ -112,10 +108,7 @@ IDLE, KILLS = "spark.python.worker.idleTimeoutSeconds", "spark.python.worker.kil
         ({"spark.sql.execution.arrow.maxRecordsPerBatch": "-1"}, ["maxRecordsPerBatch=-1"]),
     ],
 )
-def test_settings_that_do_harm_are_warned_of_once(
-    settings: dict[str, str], caplog: pytest.LogCaptureFixture, of_session: dict[str, str],
-    warnings: list[str],
-) -> None:  # fmt: skip
+def test_settings_that_do_harm_are_warned_of_once(settings, caplog, of_session, warnings):
     settings |= of_session
     for _ in range(2):
         RocketSink(nameServer="a:1", topic="t")
@@ -123,7 +116,7 @@ def test_settings_that_do_harm_are_warned_of_once(
     assert all(text in caplog.text for text in warnings)
 
 
-def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread() -> None:
+def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread():
     code = (
         "import sys, threading, rocket_sink; rocket_sink.Message, rocket_sink.SinkOptions;"
         "assert rocket_sink.__version__ == '0.1.0';"
@@ -139,7 +132,7 @@ cluster = scripted_cluster(1, t=1)
 
 class TestForeach:
     @pytest.fixture
-    def sink(self, cluster: FakeCluster, tmp_path: Path) -> RocketSink:
+    def sink(self, cluster, tmp_path):
         sink = RocketSink(
             nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
             sendMsgTimeout=30_000, requestMaxMessages=2,
@@ -147,16 +140,14 @@ class TestForeach:
         return pickle.loads(pickle.dumps(sink))
 
     @pytest.fixture
-    def strict(self, sink: RocketSink) -> RocketSink:
+    def strict(self, sink):
         return RocketSink(sink.options.with_(onInvalid="fail"))
 
     def put(self, sink: RocketSink, *bodies: str | None) -> None:
         for body in bodies:
             sink.process(Row(body=body))
 
-    def test_all_rows_are_stored_when_close_returns(
-        self, cluster: FakeCluster, sink: RocketSink, tmp_path: Path
-    ) -> None:
+    def test_all_rows_are_stored_when_close_returns(self, cluster, sink, tmp_path):
         assert sink.open(0, 5) is True
         self.put(sink, *map(str, range(10)))
         sink.close(None)
@@ -164,16 +155,14 @@ class TestForeach:
         assert sorted(m.body for m in cluster.messages("t")) == [b"%d" % i for i in range(10)]
         assert len(list(tmp_path.rglob("*.arrow"))) == 1
 
-    def test_an_empty_partition_leaves_nothing(self, sink: RocketSink, tmp_path: Path) -> None:
+    def test_an_empty_partition_leaves_nothing(self, sink, tmp_path):
         of_the_driver = set(tmp_path.rglob("*"))
         assert {path.parent.name for path in of_the_driver if path.is_file()} == {"tokens"}
         assert sink.open(0, 5) is True
         sink.close(None)
         assert set(tmp_path.rglob("*")) == of_the_driver
 
-    def test_nothing_is_sent_where_the_ledger_is_another_one(
-        self, cluster: FakeCluster, sink: RocketSink, tmp_path: Path
-    ) -> None:
+    def test_nothing_is_sent_where_the_ledger_is_another_one(self, cluster, sink, tmp_path):
         (tmp_path / "ledger").rename(tmp_path / "elsewhere")
         sink.open(0, 5)
         words = r"not the one.*ends before it sends.*set ledgerVia=spark"
@@ -181,23 +170,21 @@ class TestForeach:
             self.put(sink, *"xxxx")
         assert not cluster.messages("t")
 
-    def test_close_raises_when_a_row_cannot_be_vouched_for(self, strict: RocketSink) -> None:
+    def test_close_raises_when_a_row_cannot_be_vouched_for(self, strict):
         strict.open(0, 5)
         self.put(strict, None)
         with pytest.raises(DeliveryError, match="onInvalid"):
             strict.close(None)
         strict.close(None)
 
-    def test_process_raises_early_and_close_keeps_that_error(self, strict: RocketSink) -> None:
+    def test_process_raises_early_and_close_keeps_that_error(self, strict):
         strict.open(0, 5)
         self.put(strict, "a", "b", None)
         with pytest.raises(DeliveryError) as caught:
             self.put(strict, "d")
         strict.close(caught.value)
 
-    def test_an_error_from_upstream_leaves_the_engine_fit_for_the_next_task(
-        self, cluster: FakeCluster, sink: RocketSink
-    ) -> None:
+    def test_an_error_from_upstream_leaves_the_engine_fit_for_the_next_task(self, cluster, sink):
         sink.open(0, 5)
         self.put(sink, *"abcd")
         sink.close(RuntimeError("upstream"))
@@ -209,8 +196,8 @@ class TestForeach:
 
 @pytest.mark.parametrize("delivery", ["effectively_once", "transactional"])
 def test_a_delivery_that_a_proxy_cannot_do_is_refused_before_anything_is_sent(
-    cluster: FakeCluster, delivery: str, tmp_path: Path
-) -> None:
+    cluster, delivery, tmp_path
+):
     options = SinkOptions.parse(
         nameServer=cluster.name_server, topic="t", delivery=delivery, ledger=str(tmp_path)
     )
@@ -226,9 +213,7 @@ def test_a_delivery_that_a_proxy_cannot_do_is_refused_before_anything_is_sent(
     assert not cluster.brokers[0].requests
 
 
-def test_a_broker_that_does_not_answer_is_asked_for_rights_once(
-    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broker_that_does_not_answer_is_asked_for_rights_once(cluster, caplog):
     cluster.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
     caplog.set_level("INFO")
     options = SinkOptions.parse(

@@ -40,9 +40,7 @@ def shuffled(spark: Any, frame: Any, folder: Path, *, is_lost: bool) -> Any:
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_rows_of_a_stage_that_ran_again_are_counted(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
-) -> None:
+def test_rows_of_a_stage_that_ran_again_are_counted(spark, tmp_path, monkeypatch, is_lost):
     path, folder = str(tmp_path / "ledger"), tmp_path / "in"
     rows = spark.range(0, ROWS, 1, 2).selectExpr("cast(id AS string) AS body")
     rows.write.parquet(str(folder))
@@ -69,9 +67,7 @@ def test_rows_of_a_stage_that_ran_again_are_counted(
 
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("lane", ["foreach", "source", "source_batch"])
-def test_rows_that_tasks_hand_over_are_counted_too(
-    spark: Any, tmp_path: Path, lane: str, is_lost: bool
-) -> None:
+def test_rows_that_tasks_hand_over_are_counted_too(spark, tmp_path, lane, is_lost):
     """A failed task takes its ledger rows with it, so only the stage tells of its sends."""
     folder, rows = tmp_path / "in", spark.range(0, ROWS, 1, 2).selectExpr("cast(id AS string) body")
     rows.write.parquet(str(folder))

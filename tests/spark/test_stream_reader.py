@@ -3,7 +3,6 @@
 import json
 import pickle
 import threading
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -61,15 +60,13 @@ def bodies(stream: TopicStream, start: Any, end: Any) -> list[str]:
         ({"startTimestamp": "1010"}, (1, 0, 0, 1)),
     ],
 )
-def test_a_new_query_begins_where_the_options_say(
-    cluster: FakeCluster, options: dict[str, str], expected: tuple[int, ...]
-) -> None:
+def test_a_new_query_begins_where_the_options_say(cluster, options, expected):
     fill(cluster, 3)
     fill(cluster, 1, broker=1, queue=1)
     assert reader(cluster, **options).initialOffset() == offsets(*expected)
 
 
-def test_an_epoch_has_what_came_since_the_one_before(cluster: FakeCluster) -> None:
+def test_an_epoch_has_what_came_since_the_one_before(cluster):
     stream = reader(cluster)
     fill(cluster, 2)
     fill(cluster, 1, broker=1, queue=1)
@@ -80,7 +77,7 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster: FakeCluster) -> No
     assert bodies(stream, end, end) == []
 
 
-def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster: FakeCluster) -> None:
+def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster):
     """Spark's log has the ends of epochs, so Spark asks for the start of the first one again."""
     stream = reader(cluster)
     fill(cluster, 1)
@@ -103,9 +100,7 @@ def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster: FakeC
         (1, (1, 0, 1, 0)),
     ],
 )  # fmt: skip
-def test_a_limit_is_shared_out_by_what_waits(
-    cluster: FakeCluster, most: int, expected: tuple[int, ...]
-) -> None:
+def test_a_limit_is_shared_out_by_what_waits(cluster, most, expected):
     stream = reader(cluster, maxOffsetsPerTrigger=str(most))
     fill(cluster, 6)
     fill(cluster, 3, broker=1)
@@ -114,7 +109,7 @@ def test_a_limit_is_shared_out_by_what_waits(
     assert stream.latestOffset(ZERO, ALL) == offsets(6, 0, 3, 0)
 
 
-def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster: FakeCluster) -> None:
+def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
     stream = reader(cluster, minOffsetsPerTrigger="3", maxTriggerDelay="1h")
     limit = stream.getDefaultReadLimit()
     assert limit == ReadMinRows(3)
@@ -130,7 +125,7 @@ def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster: FakeCluster
     assert impatient.latestOffset(first, limit) == offsets(3, 0, 1, 0)
 
 
-def test_available_now_ends_where_the_topic_ended_at_the_start(cluster: FakeCluster) -> None:
+def test_available_now_ends_where_the_topic_ended_at_the_start(cluster):
     stream = reader(cluster, minOffsetsPerTrigger="100")
     fill(cluster, 2)
     stream.prepareForTriggerAvailableNow()
@@ -143,7 +138,7 @@ def test_available_now_ends_where_the_topic_ended_at_the_start(cluster: FakeClus
         assert stream.latestOffset(start, ReadMinRows(100)) == offsets(last, 0, 0, 0)
 
 
-def test_a_new_queue_is_read_from_its_first_message(cluster: FakeCluster) -> None:
+def test_a_new_queue_is_read_from_its_first_message(cluster):
     stream = reader(cluster)
     start = stream.initialOffset()
     cluster.create_topic(TOPIC, 3)
@@ -153,7 +148,7 @@ def test_a_new_queue_is_read_from_its_first_message(cluster: FakeCluster) -> Non
     assert bodies(stream, start, end) == ["020", "021"]
 
 
-def test_a_broker_that_is_away_keeps_its_offsets(cluster: FakeCluster, caplog: Any) -> None:
+def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     stream = reader(cluster)
     fill(cluster, 1)
     fill(cluster, 1, broker=1)
@@ -178,7 +173,7 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster: FakeCluster, caplog: A
     assert stream.latestOffset(end, ALL) == offsets(1, 0, 1, 0)
 
 
-def test_a_refusal_is_no_broker_that_is_away(cluster: FakeCluster) -> None:
+def test_a_refusal_is_no_broker_that_is_away(cluster):
     stream = reader(cluster)
     start = stream.initialOffset()
     refusal = Answer(ResponseCode.NO_PERMISSION)
@@ -187,7 +182,7 @@ def test_a_refusal_is_no_broker_that_is_away(cluster: FakeCluster) -> None:
         stream.latestOffset(start, ALL)
 
 
-def test_a_task_waits_for_its_broker(cluster: FakeCluster) -> None:
+def test_a_task_waits_for_its_broker(cluster):
     stream = reader(cluster)
     start = stream.initialOffset()
     fill(cluster, 2)
@@ -205,7 +200,7 @@ def test_a_task_waits_for_its_broker(cluster: FakeCluster) -> None:
     timer.join()
 
 
-def test_a_deleted_topic_is_an_error_if_messages_were_read(cluster: FakeCluster) -> None:
+def test_a_deleted_topic_is_an_error_if_messages_were_read(cluster):
     stream = reader(cluster)
     fill(cluster, 2)
     start = stream.latestOffset(ZERO, ALL)
@@ -215,7 +210,7 @@ def test_a_deleted_topic_is_an_error_if_messages_were_read(cluster: FakeCluster)
         stream.partitions(start, end)
 
 
-def test_a_time_to_start_from_is_for_the_first_epoch_only(cluster: FakeCluster) -> None:
+def test_a_time_to_start_from_is_for_the_first_epoch_only(cluster):
     """A script may give the present time at each start; the checkpoint decides."""
     fill(cluster, 3)
     late = reader(cluster, startTimestamp="1020")
@@ -223,9 +218,7 @@ def test_a_time_to_start_from_is_for_the_first_epoch_only(cluster: FakeCluster) 
     assert bodies(late, ZERO, offsets(3, 0, 0, 0)) == ["000", "001", "002"]
 
 
-def test_a_time_after_the_newest_message_of_an_old_broker(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_after_the_newest_message_of_an_old_broker(cluster, monkeypatch):
     """Brokers before 5.2 return the newest message's offset."""
     fill(cluster, 3)
     monkeypatch.setattr(
@@ -236,9 +229,7 @@ def test_a_time_after_the_newest_message_of_an_old_broker(
         assert first == offsets(offset, 0, 0, 0)
 
 
-def test_a_namespace_is_part_of_topic_checkpoint_and_group(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_namespace_is_part_of_topic_checkpoint_and_group(cluster, monkeypatch):
     cluster.create_topic("space%t", 1)
     note = Mock(side_effect=ZeroDivisionError)
     monkeypatch.setattr(requests, "update_consumer_offset", note)
@@ -253,8 +244,8 @@ def test_a_namespace_is_part_of_topic_checkpoint_and_group(
 
 
 def test_the_group_follows_finished_epochs_and_skips_a_broker_that_is_away(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+    cluster, monkeypatch, caplog
+):
     noted: list[tuple[str, int]] = []
 
     def note(self: Admin, queue: MessageQueue, group: str, offset: int) -> None:
@@ -275,7 +266,7 @@ def test_the_group_follows_finished_epochs_and_skips_a_broker_that_is_away(
     assert noted[2:] == [("broker-a:0", 2)]
 
 
-def test_a_broker_is_asked_for_a_group_that_it_does_not_have(cluster: FakeCluster) -> None:
+def test_a_broker_is_asked_for_a_group_that_it_does_not_have(cluster):
     """Brokers refuse the offsets of an unknown group, and consoles ask for its retry topic."""
     stream = reader(cluster, consumerGroup="g")
     broker = cluster.brokers[0]
@@ -290,9 +281,7 @@ def test_a_broker_is_asked_for_a_group_that_it_does_not_have(cluster: FakeCluste
     assert asked[2].ext and asked[2].ext["commitOffset"] == "7"
 
 
-def test_spark_before_4_2_passes_no_start(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_before_4_2_passes_no_start(cluster, monkeypatch):
     monkeypatch.setattr(module, "ReadAllAvailable", None)
     stream = reader(cluster)
     fill(cluster, 1)
@@ -321,9 +310,8 @@ def test_spark_before_4_2_passes_no_start(
     ],
 )
 def test_messages_that_are_gone_are_an_error_unless_allowed(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, start: Any, end: Any, text: str,
-    remaining: int,
-) -> None:  # fmt: skip
+    cluster, monkeypatch, start, end, text, remaining
+):
     fill(cluster, 3)
     monkeypatch.setattr(Admin, "min_offset", lambda self, queue: 3 - remaining)
     with pytest.raises(ConfigurationError, match=text):
@@ -331,7 +319,7 @@ def test_messages_that_are_gone_are_an_error_unless_allowed(
     assert len(bodies(reader(cluster, failOnDataLoss="false"), start, end)) == remaining
 
 
-def test_a_queue_that_brokers_do_not_give_any_more(cluster: FakeCluster) -> None:
+def test_a_queue_that_brokers_do_not_give_any_more(cluster):
     start = {TOPIC: {**ZERO[TOPIC], "broker-a:7": 4}}
     with pytest.raises(ConfigurationError, match="has no queue broker-a:7 now"):
         reader(cluster).latestOffset(start, ALL)
@@ -346,17 +334,13 @@ def test_a_queue_that_brokers_do_not_give_any_more(cluster: FakeCluster) -> None
         ("maxOffsetsPerTrigger", False, "maxOffsetsPerTrigger is for readStream, not read"),
     ],
 )
-def test_options_of_the_other_kind_of_read_are_refused(
-    option: str, is_stream: bool, text: str
-) -> None:
+def test_options_of_the_other_kind_of_read_are_refused(option, is_stream, text):
     with pytest.raises(errors.OptionError, match=text):
         ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC, option: "5"}, is_stream=is_stream)
 
 
 @pytest.mark.spark
-def test_a_query_reads_each_message_once_over_its_restarts(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_query_reads_each_message_once_over_its_restarts(spark, cluster, tmp_path):
     register(spark)
     options = {
         "nameServer": cluster.name_server, "topic": TOPIC, "startingOffsets": "earliest",

@@ -63,25 +63,25 @@ class World:
 
 
 @pytest.fixture
-def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
+def world(spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path)
 
 
 EARLY = "2024-01-01T00:00:00Z"
 
 
-def test_duplicates_that_spark_drops_are_not_sent(world: World) -> None:
+def test_duplicates_that_spark_drops_are_not_sent(world):
     frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("a", EARLY), ("b", EARLY)])
     assert world.send(frame.dropDuplicates(["id", "at"]).selectExpr("id AS body")) == ["a", "b"]
 
 
-def test_a_join_of_streams_is_sent(world: World) -> None:
+def test_a_join_of_streams_is_sent(world):
     departures = world.stream("departures", [("a", EARLY), ("b", EARLY)])
     arrivals = world.stream("arrivals", [("a", EARLY)]).withColumnRenamed("at", "landed")
     assert world.send(departures.join(arrivals, "id").selectExpr("id AS body")) == ["a"]
 
 
-def test_late_rows_that_spark_drops_are_not_sent(world: World) -> None:
+def test_late_rows_that_spark_drops_are_not_sent(world):
     """Spark compares rows with the watermark of the micro-batch before the last one."""
     files = [[("a", EARLY)], [("b", "2024-01-02T00:00:00Z")], [("c", "2024-01-02T00:00:10Z")]]
     frame = world.stream("in", *files, [("late", EARLY), ("d", "2024-01-02T00:00:20Z")])
@@ -90,7 +90,7 @@ def test_late_rows_that_spark_drops_are_not_sent(world: World) -> None:
 
 
 @pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])
-def test_rows_of_a_programs_state_are_sent(world: World, in_batches: bool) -> None:
+def test_rows_of_a_programs_state_are_sent(world, in_batches):
     """Spark 4.2 casts a columnar row and fails, if nothing is computed before a foreach."""
 
     def number(key: tuple[str], batches: Iterator[Any], state: Any) -> Iterator[Any]:
@@ -111,7 +111,7 @@ def test_rows_of_a_programs_state_are_sent(world: World, in_batches: bool) -> No
 
 
 @pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])
-def test_rows_of_a_stateful_processor_are_sent(spark: Any, world: World, in_batches: bool) -> None:
+def test_rows_of_a_stateful_processor_are_sent(spark, world, in_batches):
     """Spark keeps the state of transformWithState in RocksDB only."""
 
     class Numbers(StatefulProcessor):

@@ -115,14 +115,12 @@ cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture
-def world(cluster: FakeCluster, tmp_path: Path) -> World:
+def world(cluster, tmp_path):
     return World(cluster, tmp_path / "ledger")
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-def test_rows_are_hidden_until_the_commit_and_then_there_once_in_order(
-    world: World, ordering: str
-) -> None:
+def test_rows_are_hidden_until_the_commit_and_then_there_once_in_order(world, ordering):
     halves = world.half_messages(ordering=ordering)
     assert not world.seen() and len(world.open()) == len(halves) == ROWS
     assert world.summary.acked == ROWS and world.summary.duplicates_possible == 0
@@ -139,7 +137,7 @@ def check_order(world: World) -> None:
         assert bodies == sorted(bodies) and bodies
 
 
-def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> None:
+def test_a_half_message_says_who_it_is_and_who_answers_for_it(world):
     """Messages that leave a group, because a broker is busy, are sent as single messages."""
     world.cluster.brokers[0].on_send(Answer(2, "busy"), times=3)
     world.send(rows=rows_of(ROWS).append_column("tags", pa.array(["a"] * ROWS)))
@@ -159,7 +157,7 @@ def _heartbeats(world: World) -> list[bytes]:
 
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
-def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour: Any) -> None:
+def test_a_lost_answer_leaves_a_half_that_nobody_commits(world, behaviour):
     world.cluster.on_send(behaviour, times=2)
     halves = world.half_messages(retryTimesWhenSendFailed=20)
     orphans = len(world.open()) - ROWS
@@ -177,7 +175,7 @@ def letters_of(written: pa.Table, *columns: str) -> list[dict[str, Any]]:
     return letters.select(columns).to_pylist()
 
 
-def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> None:
+def test_a_row_given_up_without_an_answer_is_no_unknown_one(world):
     for broker in world.cluster.brokers:
         broker.script.add(Drop(), matches=lambda frame: frame.body == b"0000", times=None)
     written = world.send(rows=rows_of(2), deliveryTimeoutMs=3000, retryTimesWhenSendFailed=0)
@@ -188,7 +186,7 @@ def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> Non
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_a_half_message_that_cannot_be_committed_fails_the_task(world: World, rows: int) -> None:
+def test_a_half_message_that_cannot_be_committed_fails_the_task(world, rows):
     fields = (("msgId", "no-id"), ("queueId", "0"), ("queueOffset", "1"))
     world.cluster.on_send(Answer(0, ext=fields), times=None)
     with pytest.raises(DeliveryError, match=r"does not say where: .*no-id"):
@@ -201,9 +199,7 @@ def test_a_half_message_that_cannot_be_committed_fails_the_task(world: World, ro
     [Drop(), CloseConnection(), Answer(1, "boom", stores=True), Answer(1, "boom"), Answer(2, "")],
     ids=["drop", "close", "boom stored", "boom", "busy"],
 )
-def test_a_commit_without_an_answer_doubles_nothing(
-    world: World, behaviour: Any, *, ordered: bool
-) -> None:
+def test_a_commit_without_an_answer_doubles_nothing(world, behaviour, *, ordered):
     halves = world.half_messages(ordering="strict")
     world.cluster.on(END, behaviour, times=3)
     # A busy machine may take long for the look-up of the route.
@@ -214,7 +210,7 @@ def test_a_commit_without_an_answer_doubles_nothing(
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 17, ROWS])
-def test_an_ender_that_was_killed_is_mended_by_the_next(world: World, killed_after: int) -> None:
+def test_an_ender_that_was_killed_is_mended_by_the_next(world, killed_after):
     halves = world.half_messages()
     world.commit(halves.slice(0, killed_after))
     report = world.commit(halves, doubtful=True)
@@ -241,8 +237,8 @@ committer.commit(ipc.open_file(halves).read_all(), doubtful=False)
 
 
 def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_more(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     halves = world.half_messages(rows=rows_of(400))
     world.cluster.on(END, Delay(20), times=None)
     with ipc.new_file(tmp_path / "halves", halves.schema) as file:
@@ -269,7 +265,7 @@ def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_mo
     assert len(requests) == len(world.seen()) == 400
 
 
-def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: World) -> None:
+def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world):
     halves, engine = world.half_messages(), SendEngine(world.options())
     # Requests to two brokers are queued at the third check, and no byte is written.
     check = Mock(side_effect=[None, None, LedgerError("the lock is lost")])
@@ -287,7 +283,7 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: Wor
     assert len(world.ends()) == sum(world.seen().values()) == len(opened)
 
 
-def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> None:
+def test_the_scripted_broker_commits_as_often_as_it_is_told(world):
     """Otherwise the tests here could not see a second commit."""
     halves = world.half_messages()
     world.commit(halves)
@@ -295,7 +291,7 @@ def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> Non
     assert set(world.seen().values()) == {2}
 
 
-def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(world: World) -> None:
+def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(world):
     halves = world.half_messages()
     away = world.cluster.brokers[0]
     away.kill()
@@ -308,7 +304,7 @@ def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(worl
     assert world.seen() == ALL
 
 
-def test_what_a_broker_has_lost_is_named(world: World) -> None:
+def test_what_a_broker_has_lost_is_named(world):
     halves = world.half_messages()
     lost = world.cluster.brokers[0]
     lost.lose_half_messages()
@@ -321,20 +317,20 @@ def test_what_a_broker_has_lost_is_named(world: World) -> None:
     assert {remark for _, remark in report.refused} == {"Find prepared transaction message failed"}
 
 
-def test_another_group_is_no_loss(world: World) -> None:
+def test_another_group_is_no_loss(world):
     """`settle` without the query's namespace has this group: it must not write messages off."""
     with pytest.raises(DeliveryError, match="producer group wrong"):
         world.commit(world.half_messages(), group="x", storedCheckTimeout=300)
 
 
-def test_delayed_rows_are_refused_each(world: World) -> None:
+def test_delayed_rows_are_refused_each(world):
     rows = rows_of(4).append_column("delay_level", pa.array([None, 3, 0, 1], pa.int64()))
     written = world.send(rows=rows)
     assert letters_of(written, "last_error_code") == [{"last_error_code": "INVALID_DELAY"}] * 2
     assert len(halves_of(written)) == 2
 
 
-def test_the_mark_has_room_in_the_properties(world: World) -> None:
+def test_the_mark_has_room_in_the_properties(world):
     texts = pa.array([[("p", "x" * size)] for size in (31_000, 31_900)],
                      pa.map_(pa.string(), pa.string()))  # fmt: skip
     written = world.send(rows=rows_of(2).append_column("properties", texts))
@@ -345,7 +341,7 @@ def test_the_mark_has_room_in_the_properties(world: World) -> None:
         world.send(dataclasses.replace(CTX, query_id="q" * (room + 1)))
 
 
-def test_lanes_without_a_decision_are_refused(world: World) -> None:
+def test_lanes_without_a_decision_are_refused(world):
     with pytest.raises(OptionError, match="ledger"):
         SinkOptions.parse({"nameServer": "a:1", "delivery": "transactional"})
     assert marker.check_group("id", world.options(namespace="ns")) == "ns%rocket-sink-id"
@@ -375,9 +371,7 @@ def asked(half: StoredMessage) -> StoredMessage:
     return dataclasses.replace(half, topic=half.properties["REAL_TOPIC"])
 
 
-def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_back(
-    world: World,
-) -> None:
+def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_back(world):
     world.send()
     half = asked(world.open()[0])
     assert check_backs(world, None)(half) is UNKNOWN
@@ -387,19 +381,19 @@ def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_bac
 
 
 @pytest.mark.parametrize("text", ['["q","r",1e999,1,1]', "[" * 30_000, "{}", "null"])
-def test_a_mark_that_is_not_ours_is_no_mark(text: str) -> None:
+def test_a_mark_that_is_not_ours_is_no_mark(text):
     """Any producer may set the property."""
     assert HalfMark.read({marker.TRANSACTION_PROPERTY: text}) is None
 
 
-def test_a_listener_that_fails_leaves_the_question_unanswered(world: World) -> None:
+def test_a_listener_that_fails_leaves_the_question_unanswered(world):
     world.send()
     closed = Mock(side_effect=BrokenPipeError)
     decide = check_backs(world, frozenset({"another"}), on_decision=closed)
     assert decide(asked(world.open()[0])) is UNKNOWN
 
 
-def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world: World) -> None:
+def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world):
     world.send()
     half, now_s = asked(world.open()[0]), Mock(return_value=0.0)
     members = Mock(return_value=None)
@@ -410,9 +404,7 @@ def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world: Wor
     assert members.call_count == 2
 
 
-def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
-    world: World,
-) -> None:
+def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(world):
     halves = world.half_messages()
     end = Mock(side_effect=lambda query_id, epoch: world.commit(halves))
     decide = check_backs(world, ids_of(halves), end=end)
@@ -422,7 +414,7 @@ def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
     end.assert_called_once_with("q", 3)
 
 
-def test_what_cannot_be_ended_now_is_tried_again_later(world: World) -> None:
+def test_what_cannot_be_ended_now_is_tried_again_later(world):
     members, now_s = ids_of(world.half_messages()), Mock()
     end = Mock(side_effect=LedgerError("away"))
     decide = check_backs(world, members, end=end, clock=now_s)

@@ -8,9 +8,7 @@ import dataclasses
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -97,7 +95,7 @@ class Query:
 
 
 @pytest.fixture(scope="module")
-def shared(spark: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, FakeCluster, str]]:
+def shared(spark, tmp_path_factory):
     with FakeCluster(brokers=2) as cluster:
         yield spark, cluster, str(tmp_path_factory.mktemp("transactional") / "ledger")
         for answerer in transactions._answerers.values():
@@ -106,7 +104,7 @@ def shared(spark: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, FakeCluster
 
 
 @pytest.fixture
-def query(shared: Any, request: pytest.FixtureRequest) -> Query:
+def query(shared, request):
     return Query(*shared, request.node.name)
 
 
@@ -126,7 +124,7 @@ def die_at_the_seventh(self: HalfMessageCommitter, count: int) -> None:
         raise Killed
 
 
-def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> None:
+def test_an_epoch_is_hidden_until_its_append(query, monkeypatch):
     query.killed(monkeypatch, foreach_batch, "_append", run_without_append)
     assert not query.seen() and query.open() == ROWS
     query.epoch(0)
@@ -142,7 +140,7 @@ def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> 
     assert query.seen() == {0: ROWS} and not query.open()
 
 
-def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: Any) -> None:
+def test_killed_drivers_are_mended_by_the_next_start(query, monkeypatch):
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     assert not query.seen() and query.epochs()[0].open
     # A queue has one request at a time, so that not all are in flight at the driver's death.
@@ -154,7 +152,7 @@ def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: 
     assert not any(row.open for row in query.epochs().values())
 
 
-def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any) -> None:
+def test_an_end_that_the_ledger_does_not_know_of(query, monkeypatch):
     query.killed(monkeypatch, TransactionCommitter, "_note", die)
     assert query.seen() == {0: ROWS} and query.epochs()[0].open
     endings = TransactionCommitter(query.spark, query.sink().options)
@@ -165,7 +163,7 @@ def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any)
     assert query.seen() == {0: ROWS} and not endings.open_epochs(query.name)
 
 
-def test_an_epoch_is_ended_under_a_live_lock_alone(query: Query, monkeypatch: Any) -> None:
+def test_an_epoch_is_ended_under_a_live_lock_alone(query, monkeypatch):
     check = Mock(side_effect=LedgerError("another process may hold it now"))
     with monkeypatch.context() as patch:
         patch.setattr(LedgerLock, "check", check)
@@ -176,7 +174,7 @@ def test_an_epoch_is_ended_under_a_live_lock_alone(query: Query, monkeypatch: An
     assert query.seen() == {0: ROWS, 1: ROWS}
 
 
-def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: Any) -> None:
+def test_a_broker_asks_before_anybody_has_ended_it(query, monkeypatch):
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     query.cluster.check_transactions()
     until(lambda: query.seen() == {0: ROWS}, timeout_s=60)
@@ -185,9 +183,7 @@ def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: An
     assert query.seen() == {0: ROWS}
 
 
-def test_a_ledger_that_was_made_anew_has_its_own_answers(
-    shared: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_a_ledger_that_was_made_anew_has_its_own_answers(shared, monkeypatch, tmp_path):
     """The query of the new ledger has the same name and the same epochs."""
     spark, cluster, _ = shared
     query = Query(spark, cluster, str(tmp_path / "ledger"), "made anew")
@@ -205,7 +201,7 @@ def test_a_ledger_that_was_made_anew_has_its_own_answers(
             ask(query.name, 0)
 
 
-def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:
+def test_a_busy_broker_and_a_lost_one_fail_the_query(query):
     query.cluster.on(RequestCode.END_TRANSACTION, Answer(2, "busy"), times=None)
     with pytest.raises(DeliveryError, match="transactions settle"):
         query.epoch(0, storedCheckTimeout=300)
@@ -221,7 +217,7 @@ def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:
     assert query.seen() == {1: ROWS}
 
 
-def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
+def test_a_stream_names_its_query_itself(query, tmp_path):
     source = str(tmp_path / "source")
     query.rows(0).write.parquet(source)
     stream = query.spark.readStream.schema("body STRING").parquet(source)
@@ -232,7 +228,7 @@ def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
     assert (row.epoch, row.committed, row.open) == (0, ROWS, False)
 
 
-def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch: Any) -> None:
+def test_delta_rs_and_spark_read_the_same_of_an_epoch(query, monkeypatch):
     place = resolve_path(query.ledger.path)
 
     def read_once(epoch: int, name: str) -> DecidedEpoch | None:
@@ -260,7 +256,7 @@ def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch:
     assert read(2) is None and read(0, "another") is None
 
 
-def test_batch_writes_have_it_and_foreach_does_not(query: Query, tmp_path: Path) -> None:
+def test_batch_writes_have_it_and_foreach_does_not(query, tmp_path):
     summary = query.sink().write(query.rows(0))
     assert summary.acked == ROWS and query.seen() == {0: ROWS} and not query.open()
     with pytest.raises(ConfigurationError, match="foreachBatch"):

@@ -67,7 +67,7 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
+def world(spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path)
 
 
@@ -77,7 +77,7 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def test_two_sinks_of_one_ledger(world: World) -> None:
+def test_two_sinks_of_one_ledger(world):
     def writing(*sinks: RocketSink) -> Callable[[Any, int], None]:
         def epoch(frame: Any, number: int) -> None:
             for sink in sinks:
@@ -95,7 +95,7 @@ def test_two_sinks_of_one_ledger(world: World) -> None:
     assert {*rows} >= {("first", 2), ("second", 2)}
 
 
-def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world: World) -> None:
+def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
 
     def of_topics(frame: Any, *topics: str) -> Any:
@@ -119,9 +119,7 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world: World) -> 
     assert world.sent("two") == [[b"a", b"b"]]
 
 
-def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(world, monkeypatch):
     one, two = world.sink("one"), world.sink("two")
 
     def two_frames(frame: Any, number: int) -> None:
@@ -144,7 +142,7 @@ def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(
         world.stream(two.write_batch)
 
 
-def test_a_frame_after_one_that_failed_is_refused(world: World) -> None:
+def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
     sink = world.sink("one")
 
@@ -162,7 +160,7 @@ def test_a_frame_after_one_that_failed_is_refused(world: World) -> None:
     assert world.sent("one") == [[b"a", b"b"]]
 
 
-def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world: World) -> None:
+def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     sink, named = world.sink("one"), world.sink("one", "job")
     runs = []
 
@@ -186,7 +184,7 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world: 
     assert run_of(world.spark.range(1)) == StreamRun()
 
 
-def test_a_sink_that_lives_on_begins_each_run_anew(world: World) -> None:
+def test_a_sink_that_lives_on_begins_each_run_anew(world):
     sink = world.sink("one", "job")
 
     def sent_with(number: int) -> list[list[bytes]]:
@@ -210,7 +208,7 @@ def test_a_sink_that_lives_on_begins_each_run_anew(world: World) -> None:
     assert query_of(resolve_path(sink.options.ledger), "job")
 
 
-def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
+def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
     place = resolve_path(tmp_path / "l")
     first: Any = object()
 
@@ -244,13 +242,13 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
     write(query="by hand", run="", epoch=1)
 
 
-def test_a_ledger_is_refused_over_connect(tmp_path: Path) -> None:
+def test_a_ledger_is_refused_over_connect(tmp_path):
     writer = BatchWriter(SinkOptions.parse({"nameServer": "n", "ledger": str(tmp_path)}))
     with pytest.raises(ConfigurationError, match="over Spark Connect cannot use a ledger"):
         writer._query_of(SimpleNamespace(), StreamRun())  # type: ignore[arg-type]
 
 
-def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_path: Path) -> None:
+def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_path):
     place = resolve_path(tmp_path)
     begin_epoch(place, "q", 5)
     check_whole(place, "q", 5, is_held=True)
@@ -264,7 +262,7 @@ def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_p
     check_whole(place, "q", 5, is_held=True)
 
 
-def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world: World) -> None:
+def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):
     path = str(world.folder / "ledger")
     register(world.spark, ledger=path)
 
@@ -282,7 +280,7 @@ def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world: World) -> 
     assert ledger.dead_letters(world.spark).count() == 2
 
 
-def test_a_batch_of_the_command_has_the_ledgers_counts(world: World) -> None:
+def test_a_batch_of_the_command_has_the_ledgers_counts(world):
     world.put("1.json", "a", "")
     source = Source("json", str(world.folder / "in"), None, {}, None, ())
     options = world.sink("two").options.given()

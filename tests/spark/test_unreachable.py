@@ -1,6 +1,5 @@
 """A name server that nobody can reach is one error on the driver, before any task runs."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from rocket_sink.errors import NameServerUnavailableError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
 from tests.clusters import scripted_cluster
 from tests.run_command import run_command
@@ -21,7 +20,7 @@ cluster = scripted_cluster(1)
 
 
 @pytest.fixture(autouse=True)
-def pauses_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses_s(monkeypatch):
     """Forget earlier answers, and return the pauses, which are not waited for."""
     pauses: list[float] = []
     monkeypatch.setattr(session_checks, "_reached", set())
@@ -39,7 +38,7 @@ def session_at(master: str, answers: list[Any]) -> Any:
     return SimpleNamespace(sparkContext=context, _jsparkSession=object())
 
 
-def test_executors_are_asked_if_the_driver_gets_no_answer() -> None:
+def test_executors_are_asked_if_the_driver_gets_no_answer():
     options = SinkOptions.parse(nameServer=NOBODY, topic="t")
     answers = [NameServerUnavailableError("no name server answered an executor"), ""]
     session = session_at("spark://host:7077", answers)
@@ -50,9 +49,7 @@ def test_executors_are_asked_if_the_driver_gets_no_answer() -> None:
     assert answers == [], "the last answer is remembered"
 
 
-def test_a_name_server_that_is_starting_is_asked_again(
-    cluster: FakeCluster, pauses_s: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_server_that_is_starting_is_asked_again(cluster, pauses_s, caplog):
     session = session_at("local[2]", [])
     with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
         session_checks.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
@@ -66,9 +63,7 @@ def test_a_name_server_that_is_starting_is_asked_again(
 
 
 @pytest.mark.parametrize("namespace", ["", "prod"])
-def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
-    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, namespace: str
-) -> None:
+def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(cluster, caplog, namespace):
     """Brokers that create topics by themselves store the rows under the wrong name."""
     for name in ("flights", "weather"):
         cluster.create_topic(f"{namespace}%{name}" if namespace else name, 4)
@@ -92,9 +87,7 @@ def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
     [("orderz-group", "check its name"), ("DLQ_orderz", "check its name"),
      ("ordrs", "the nearest existing topic is orders")],
 )  # fmt: skip
-def test_no_hint_names_a_topic_that_brokers_use_themselves(
-    cluster: FakeCluster, topic: str, ending: str
-) -> None:
+def test_no_hint_names_a_topic_that_brokers_use_themselves(cluster, topic, ending):
     for name in ("orders", "%RETRY%orderz-group", "%DLQ%orderz", "%RETRY%ordrs", "rmq_sys_ord"):
         cluster.create_topic(name, 1)
     options = SinkOptions.parse(topic=topic, nameServer=cluster.name_server)
@@ -102,7 +95,7 @@ def test_no_hint_names_a_topic_that_brokers_use_themselves(
     assert isinstance(warning, str) and warning.endswith(ending)
 
 
-def test_a_topic_list_that_cannot_be_read_fails_no_query(cluster: FakeCluster) -> None:
+def test_a_topic_list_that_cannot_be_read_fails_no_query(cluster):
     code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
     cluster.on_name_server(code, Answer(0), times=None)
     options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopic="")
@@ -112,9 +105,7 @@ def test_a_topic_list_that_cannot_be_read_fails_no_query(cluster: FakeCluster) -
 
 
 @pytest.mark.spark
-def test_no_task_runs_where_no_name_server_answers(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_task_runs_where_no_name_server_answers(spark, tmp_path, caplog):
     """Tasks waited for more than a minute, and Spark printed a hundred lines."""
     sink = RocketSink(nameServer=NOBODY, topic="t")
     with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):

@@ -1,7 +1,6 @@
 """Wrong calls of a sink in a session, each answered by what was meant; and queries of others."""
 
 import contextlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ cluster = scripted_cluster(1, flights=1)
 
 
 @pytest.fixture
-def rows(spark: Any, tmp_path: Path) -> Any:
+def rows(spark, tmp_path):
     """A stream of one row."""
     return stream_of(spark, tmp_path)
 
@@ -39,8 +38,8 @@ def sink_of(cluster: FakeCluster, **options: Any) -> RocketSink:
     ],
 )
 def test_a_wrong_function_is_answered_by_the_right_one(
-    cluster: FakeCluster, rows: Any, tmp_path: Path, lane: str, function: Any, meant: str
-) -> None:
+    cluster, rows, tmp_path, lane, function, meant
+):
     writer = getattr(rows.writeStream, lane)(function(sink_of(cluster)))
     with pytest.raises(StreamingQueryException) as caught:
         run(writer, tmp_path / "checkpoint")
@@ -48,9 +47,7 @@ def test_a_wrong_function_is_answered_by_the_right_one(
     run(rows.writeStream.foreachBatch(sink_of(cluster).write_batch), tmp_path / "right")
 
 
-def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(
-    spark: Any, cluster: FakeCluster, rows: Any
-) -> None:
+def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(spark, cluster, rows):
     sink = sink_of(cluster)
     with pytest.raises(ConfigurationError, match=r"this frame is a batch; use sink.write\(df\)"):
         sink.stream(spark.sql("SELECT 'x' AS body"))
@@ -58,7 +55,7 @@ def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(
         sink.write(rows)
 
 
-def test_a_frame_of_a_stopped_session_is_refused(cluster: FakeCluster) -> None:
+def test_a_frame_of_a_stopped_session_is_refused(cluster):
     stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     sink = sink_of(cluster)
     for call in (sink.write, sink.stream, sink.check):
@@ -66,9 +63,7 @@ def test_a_frame_of_a_stopped_session_is_refused(cluster: FakeCluster) -> None:
             call(SimpleNamespace(sparkSession=stopped))  # type: ignore[arg-type]
 
 
-def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
-    cluster: FakeCluster, rows: Any, tmp_path: Path
-) -> None:
+def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(cluster, rows, tmp_path):
     sink = sink_of(cluster, ledger=str(tmp_path / "in" / "ledger"))
     with pytest.raises(StreamingQueryException, match="is inside"):
         run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
@@ -85,10 +80,7 @@ def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
         ("body, 'k' AS shard_key", "did you mean 'sharding_key'"),
     ],
 )
-def test_a_bare_foreach_is_judged_by_its_schema(
-    cluster: FakeCluster, rows: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    select: str, refused: str,
-) -> None:  # fmt: skip
+def test_a_bare_foreach_is_judged_by_its_schema(cluster, rows, tmp_path, caplog, select, refused):
     """Tasks see values only: a time without a zone was taken in the worker's zone."""
     frame = rows.selectExpr(*select.split(", "))
     for writer in (
@@ -103,10 +95,7 @@ def test_a_bare_foreach_is_judged_by_its_schema(
 
 
 @pytest.mark.parametrize(("mode", "sent"), [("complete", ["1", "2"]), ("update", [])])
-def test_output_modes_of_the_data_source(
-    spark: Any, cluster: FakeCluster, rows: Any, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture, mode: str, sent: list[str],
-) -> None:  # fmt: skip
+def test_output_modes_of_the_data_source(spark, cluster, rows, tmp_path, caplog, mode, sent):
     register(spark)
     sums = rows.selectExpr("explode(array(1, 2, 2)) AS n").groupBy("n").count()
     writer = sums.selectExpr("cast(count AS string) AS body").writeStream.outputMode(mode)
@@ -118,16 +107,14 @@ def test_output_modes_of_the_data_source(
     assert sorted(message.body.decode() for message in cluster.messages("flights")) == sent
 
 
-def test_a_topic_cannot_be_overwritten(spark: Any, cluster: FakeCluster) -> None:
+def test_a_topic_cannot_be_overwritten(spark, cluster):
     register(spark)
     writer = spark.sql("SELECT 'x' AS body").write.format("rocketmq").mode("overwrite")
     with pytest.raises(Exception, match="a topic cannot be overwritten"):
         writer.options(nameServer=cluster.name_server, topic="flights").save()
 
 
-def test_a_foreign_foreach_query_runs_beside_a_sink(
-    spark: Any, cluster: FakeCluster, rows: Any, tmp_path: Path
-) -> None:
+def test_a_foreign_foreach_query_runs_beside_a_sink(spark, cluster, rows, tmp_path):
     """Under a continuous trigger as well, where a sink's query is ended."""
     rows.writeStream.foreach(sink_of(cluster))
     rate = spark.readStream.format("rate").load()

@@ -3,7 +3,6 @@
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, Final
@@ -37,7 +36,7 @@ SESSION: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=CONTEXT)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def server(monkeypatch):
     monkeypatch.setattr(storage, "_PATIENCE", {})
     server = S3Server()
     yield server
@@ -45,7 +44,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def folder(server: S3Server) -> LedgerPath:
+def folder(server):
     """Return the path of a ledger without a table."""
     # moto has one store for all servers of a process.
     bucket = f"b{uuid.uuid4().hex}"
@@ -54,7 +53,7 @@ def folder(server: S3Server) -> LedgerPath:
 
 
 @pytest.fixture
-def place(server: S3Server, folder: LedgerPath) -> LedgerPath:
+def place(server, folder):
     """Return the path of a ledger with a table."""
     options = server.storage_options
     DeltaTable.create(folder.uri, LEDGER_SCHEMA, partition_by=["kind"], storage_options=options)
@@ -79,7 +78,7 @@ def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
     return Counter(query_ids.to_pylist())
 
 
-def test_two_commits_of_one_version_are_both_in(server: S3Server, place: LedgerPath) -> None:
+def test_two_commits_of_one_version_are_both_in(server, place):
     server.let_commits_meet(1)
     with server.counted() as asked, ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda query: commit(place, query, 0), ("a", "b")))
@@ -89,9 +88,7 @@ def test_two_commits_of_one_version_are_both_in(server: S3Server, place: LedgerP
 
 
 @pytest.mark.parametrize("query", ["q", ""])
-def test_a_commit_whose_answer_is_lost_is_in_once(
-    server: S3Server, place: LedgerPath, query: str
-) -> None:
+def test_a_commit_whose_answer_is_lost_is_in_once(server, place, query):
     """The store has the commit, answers 500, and refuses the commit when it is made again."""
     server.lose_answers(1)
     with server.counted() as asked:
@@ -102,7 +99,7 @@ def test_a_commit_whose_answer_is_lost_is_in_once(
     assert sum(rows_in(server, place).values()) == 2 * ROWS
 
 
-def test_a_try_whose_answer_is_lost_was_a_commit(server: S3Server, folder: LedgerPath) -> None:
+def test_a_try_whose_answer_is_lost_was_a_commit(server, folder):
     """Otherwise Spark's Delta, which is for one driver there, would commit meanwhile."""
     server.lose_answers(1)
     with server.counted() as asked:
@@ -113,7 +110,7 @@ def test_a_try_whose_answer_is_lost_was_a_commit(server: S3Server, folder: Ledge
         delta_rs.try_commit(folder)
 
 
-def test_a_transaction_is_taken_once(server: S3Server, place: LedgerPath) -> None:
+def test_a_transaction_is_taken_once(server, place):
     table = delta_rs.open_table(place)
     assert table is not None
     commit(place, "q", 3)
@@ -123,7 +120,7 @@ def test_a_transaction_is_taken_once(server: S3Server, place: LedgerPath) -> Non
     assert rows_in(server, place) == {"q": ROWS}
 
 
-def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> None:
+def test_a_checkpoint_sums_up_the_log(server, place):
     for version in range(12):
         commit(place, "q", version, f"token-{version}")
     names = stored_keys(server.client(), place.root.partition("/")[0], "ledger")
@@ -141,9 +138,8 @@ def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> No
 
 @pytest.mark.parametrize(("commits", "is_cut"), [(101, False), (12, True)])
 def test_a_fold_that_died_is_looked_for_in_all_later_commits(
-    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: int,
-    is_cut: bool,
-) -> None:  # fmt: skip
+    server, folder, monkeypatch, commits, is_cut
+):
     """The fold's rows are in the table; while the log says so, no later fold adds them again."""
     place = folder
     monkeypatch.setattr(table_module, "_allowed", {("app", place): True})
@@ -176,8 +172,8 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
-    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: bool
-) -> None:
+    server, folder, monkeypatch, commits
+):
     """Spark's Delta may overwrite the erasure's commit, whose old files are deleted."""
     monkeypatch.setattr(table_module, "_allowed", {("app", folder): commits})
     delta_rs.create_table(folder, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
@@ -195,7 +191,7 @@ def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     assert table.to_pyarrow_table()["body"].to_pylist() == [None if commits else b"body"]
 
 
-def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPath) -> None:
+def test_files_that_are_gone_are_not_committed(server, place):
     table = delta_rs.open_table(place)
     files = write_data_files(place, [sends(context(), ROWS)])
     place.filesystem().delete_file(f"{place.root}/{files[0].path}")
@@ -204,9 +200,7 @@ def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPa
         delta_rs.commit(place, table, files, "q", 0)
 
 
-def test_a_store_that_is_away_is_no_case_for_sparks_delta(
-    server: S3Server, place: LedgerPath
-) -> None:
+def test_a_store_that_is_away_is_no_case_for_sparks_delta(server, place):
     """Spark's Delta could overwrite a commit that delta-rs made there."""
     assert delta_rs.open_table(place, must=True) is not None
     server.fail(True)
@@ -216,7 +210,7 @@ def test_a_store_that_is_away_is_no_case_for_sparks_delta(
     assert delta_rs.open_table(place) is None
 
 
-def test_a_commit_of_which_nothing_is_known(server: S3Server, place: LedgerPath) -> None:
+def test_a_commit_of_which_nothing_is_known(server, place):
     """The store has the commit, and does not answer when it is asked for it."""
     table = delta_rs.open_table(place)
     assert table is not None
@@ -231,9 +225,7 @@ def test_a_commit_of_which_nothing_is_known(server: S3Server, place: LedgerPath)
 
 
 @pytest.mark.parametrize("only", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_the_environment_names_the_store(
-    server: S3Server, place: LedgerPath, monkeypatch: pytest.MonkeyPatch, only: str
-) -> None:
+def test_the_environment_names_the_store(server, place, monkeypatch, only):
     for name, value in server.storage_options.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"):
@@ -244,9 +236,7 @@ def test_the_environment_names_the_store(
     assert rows_in(server, place) == {"q": ROWS}
 
 
-def test_settings_of_spark_come_before_the_environment(
-    server: S3Server, place: LedgerPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_spark_come_before_the_environment(server, place, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
         commit(place, "q", 0)
@@ -256,12 +246,12 @@ def test_settings_of_spark_come_before_the_environment(
     assert rows_in(server, place) == {"q": ROWS}
 
 
-def test_a_key_that_would_be_cut_is_sparks(place: LedgerPath) -> None:
+def test_a_key_that_would_be_cut_is_sparks(place):
     for sign in "%#?":
         assert delta_rs.open_table(dataclasses.replace(place, uri=f"{place.uri}{sign}2")) is None
 
 
-def test_where_no_table_is_there_is_none(server: S3Server, folder: LedgerPath) -> None:
+def test_where_no_table_is_there_is_none(server, folder):
     """The code asks pyarrow first, because delta-rs would try for minutes."""
     assert delta_rs.open_table(folder) is None
     server.close()
@@ -274,8 +264,8 @@ ROUTES: Final = ((("a", 4), ("b", 4)), (("a", 4),))
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_first_tasks_with_different_routes_go_by_the_same_queues(
-    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
-) -> None:
+    server, folder, monkeypatch, *, conditional
+):
     """If the store takes no condition, it is the wait that makes the two tasks agree."""
     server.conditional = conditional
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0 if conditional else 2.0)
@@ -298,9 +288,7 @@ def test_first_tasks_with_different_routes_go_by_the_same_queues(
         assert all(condition for _, condition, _ in asked.commits)
 
 
-def test_a_note_that_was_removed_can_be_written_again(
-    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_that_was_removed_can_be_written_again(server, folder, monkeypatch):
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
     assert begin_write(folder, "nightly", "first") == ("first", False)
     assert begin_write(folder, "nightly", "second") == ("first", True)

@@ -32,7 +32,7 @@ SHORT = [case.name for case in command.CASES if case.short]
         pytest.param(SHORT, id="all", marks=pytest.mark.slow),
     ],
 )
-def test_what_users_do_with_a_ledger_on_s3(names: list[str]) -> None:
+def test_what_users_do_with_a_ledger_on_s3(names):
     only = [word for name in names for word in ("--only", name)]
     done = run_python("-m", "tests.stores", "--short", *only, timeout_s=1100, may_fail=True)
     # 1 is also how Python ends with a traceback.
@@ -42,7 +42,7 @@ def test_what_users_do_with_a_ledger_on_s3(names: list[str]) -> None:
     assert broken == {name: [] for name in names}, done.stderr[-5000:]
 
 
-def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
+def test_the_server_refuses_to_overwrite_on_condition_only():
     """Otherwise the results of contention would mean nothing."""
     server = S3Server()
     try:
@@ -64,7 +64,7 @@ def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
         server.close()
 
 
-def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
+def test_a_spool_file_is_written_and_read_by_one_request_each():
     """Arrow alone writes a file in three requests, and reads a stream in one for each part.
 
     An older Arrow, without the option for it, always needs the three.
@@ -87,7 +87,7 @@ def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
     assert reading.by_method == {"HEAD": 1, "GET": 1}
 
 
-def test_the_page_is_made_from_the_last_run() -> None:
+def test_the_page_is_made_from_the_last_run():
     results: dict[str, Any] = json.loads(command.RESULTS.read_text())
     generated = command.table(results)
     assert command.page_with(command.PAGE.read_text(), generated) == command.PAGE.read_text()

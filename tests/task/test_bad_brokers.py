@@ -1,7 +1,6 @@
 """A task sends nothing to a bad broker while it has a better one: batches, groups, moved keys."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.routing.fault import FAILING, SILENT, SLOW
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import Answer, Delay, FakeCluster
+from rocket_sink.testing import Answer, Delay
 from tests.clusters import scripted_cluster
 from tests.producer.test_bad_brokers import LONG, keep_the_others_well, queue_of, rank_of, sends
 from tests.producer.waiting import until
@@ -49,9 +48,7 @@ cluster = scripted_cluster(orders=4)
         if (kind, fault) != ("keys", "frozen")
     ],
 )
-def test_a_bad_broker_gets_nothing_new(
-    cluster: FakeCluster, tmp_path: Path, closing: Any, kind: str, fault: str
-) -> None:
+def test_a_bad_broker_gets_nothing_new(cluster, tmp_path, closing, kind, fault):
     columns, more = KINDS[kind]
     options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), deliveryTimeoutMs="600s",

@@ -1,7 +1,6 @@
 """Consumers' dead letters on their way into the spool of a ledger."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ from rocket_sink.task import dlq_export
 from rocket_sink.testing import FakeCluster
 
 
-def test_what_was_read_before_an_error_is_left_to_the_fold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_before_an_error_is_left_to_the_fold(tmp_path, monkeypatch):
     """The fold takes them while this process lives on; a second export gives the same letters."""
     monkeypatch.setattr(dlq_export, "_ROWS", 1)
     with FakeCluster(brokers=1) as cluster:

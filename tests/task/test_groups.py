@@ -56,9 +56,7 @@ def copies(cluster: FakeCluster) -> Counter[bytes]:
     )
 
 
-def test_each_message_is_whole_and_there_once(
-    cluster: FakeCluster, tmp_path: Path, groups: list[int]
-) -> None:
+def test_each_message_is_whole_and_there_once(cluster, tmp_path, groups):
     columns = delayed(
         tags=["tag" if n % 3 else None for n in range(ROWS)],
         properties=pa.array(
@@ -99,9 +97,7 @@ def broker_of(cluster: FakeCluster) -> FakeBroker:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "effectively_once"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_not_plain_success_leaves_the_group(
-    cluster: FakeCluster, tmp_path: Path, fault: str, delivery: str, groups: list[int]
-) -> None:
+def test_what_is_not_plain_success_leaves_the_group(cluster, tmp_path, fault, delivery, groups):
     broker_of(cluster).on_send(FAULTS[fault], times=5, chance=0.1)
     total = run_task(options(cluster, tmp_path, delivery=delivery), CTX, delayed())
     counts = copies(cluster)
@@ -115,7 +111,7 @@ def test_what_is_not_plain_success_leaves_the_group(
     assert max(groups) > 100
 
 
-def test_an_answer_that_does_not_come(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_answer_that_does_not_come(cluster, tmp_path):
     """Messages without an answer are sent again, and each of them is announced; no others are."""
     broker_of(cluster).on_send(Drop(), times=3, chance=0.05)
     parsed = options(cluster, tmp_path, sendMsgTimeout="20s", attemptTimeoutMs="1s")
@@ -125,7 +121,7 @@ def test_an_answer_that_does_not_come(cluster: FakeCluster, tmp_path: Path) -> N
     assert doubled(counts) <= total.duplicates_possible
 
 
-def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_only_what_was_not_answered_is_sent_again(cluster, tmp_path):
     """Answers come out of order, and the connection ends before the last of them."""
     cluster.on_send(Delay(60_000), times=15, chance=0.1)
 
@@ -150,9 +146,7 @@ def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path
 
 
 @pytest.mark.parametrize("way", ["kill", "freeze"])
-def test_a_broker_goes_while_groups_are_on_their_way(
-    cluster: FakeCluster, tmp_path: Path, way: str
-) -> None:
+def test_a_broker_goes_while_groups_are_on_their_way(cluster, tmp_path, way):
     broker = broker_of(cluster)
     rows = 4 * ROWS
 
@@ -175,7 +169,7 @@ def test_a_broker_goes_while_groups_are_on_their_way(
     assert doubled(counts) <= total.duplicates_possible
 
 
-def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_one_bad_message_is_one_dead_letter(cluster, tmp_path):
     cluster.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=2, chance=0.02)
     total = run_task(options(cluster, tmp_path), CTX, delayed())
     bad = ROWS - sum(copies(cluster).values())
@@ -183,15 +177,13 @@ def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path
     assert 0 < bad <= 4
 
 
-def test_no_error_budget_ends_the_task(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_no_error_budget_ends_the_task(cluster, tmp_path):
     broker_of(cluster).on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=1)
     with pytest.raises(DeliveryError, match="too long"):
         run_task(options(cluster, tmp_path, maxFailures=0), CTX, delayed())
 
 
-def test_no_group_where_order_counts(
-    cluster: FakeCluster, tmp_path: Path, groups: list[int]
-) -> None:
+def test_no_group_where_order_counts(cluster, tmp_path, groups):
     """Brokers handle the frames of one connection in several threads."""
     for broker in cluster.brokers:
         broker.version = mq_version(5, 5, 0)
@@ -203,9 +195,7 @@ def test_no_group_where_order_counts(
     assert [message.body for message in stored] == columns["body"]
 
 
-def test_old_brokers_get_delay_levels_and_no_timers(
-    cluster: FakeCluster, tmp_path: Path, groups: list[int]
-) -> None:
+def test_old_brokers_get_delay_levels_and_no_timers(cluster, tmp_path, groups):
     for broker in cluster.brokers:
         broker.version = mq_version(4, 9, 4)
     columns = delayed(
@@ -219,7 +209,7 @@ def test_old_brokers_get_delay_levels_and_no_timers(
     assert sorted(groups)[-1] > 20
 
 
-def test_compressed_bodies(cluster: FakeCluster, tmp_path: Path, groups: list[int]) -> None:
+def test_compressed_bodies(cluster, tmp_path, groups):
     """Long bodies are compressed, each with its own flag; short bodies are sent as they are."""
     bodies = [b"%d " % n * (4000 if n % 2 else 4) for n in range(300)]
     run_task(options(cluster, tmp_path), CTX, {**delayed(300), "body": bodies})
@@ -229,9 +219,7 @@ def test_compressed_bodies(cluster: FakeCluster, tmp_path: Path, groups: list[in
     assert max(groups) > 50
 
 
-def test_what_leaves_a_group_is_not_compressed_again(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_leaves_a_group_is_not_compressed_again(cluster, tmp_path, monkeypatch):
     calls, compress = Counter[bytes](), request_factory.compress_body
 
     def counted(body: bytes, *more: Any) -> tuple[bytes, int]:
@@ -246,15 +234,13 @@ def test_what_leaves_a_group_is_not_compressed_again(
     assert calls == Counter(bodies)
 
 
-def test_groups_in_a_small_window(cluster: FakeCluster, tmp_path: Path, groups: list[int]) -> None:
+def test_groups_in_a_small_window(cluster, tmp_path, groups):
     total = run_task(options(cluster, tmp_path, maxInFlight=8), CTX, delayed(300))
     assert total.acked == 300 and set(copies(cluster)) == set(delayed(300)["body"])
     assert max(groups) == 2
 
 
-def test_parts_of_a_group_are_as_large_as_a_busy_brokers_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_group_are_as_large_as_a_busy_brokers_window(tmp_path, monkeypatch):
     """Smaller parts cost more for each message, just when the broker has no time for that."""
     parts: list[tuple[int, int]] = []
     write = Dispatcher._write_group

@@ -2,7 +2,6 @@
 
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,9 +39,7 @@ def read(cluster: LocalCluster, topic: str, version: str) -> list[JavaMessage]:
     ("column", "value", "version"),
     [("delay_level", 1, GENERATIONS[0]), ("delay_ms", 1500, GENERATIONS[2])],
 )
-def test_java_reads_what_was_sent_in_groups(
-    local_cluster: LocalCluster, tmp_path: Path, column: str, value: int, version: str
-) -> None:
+def test_java_reads_what_was_sent_in_groups(local_cluster, tmp_path, column, value, version):
     repair(local_cluster)
     topic = f"groups-{column.replace('_', '-')}"
     make_topic(local_cluster, topic)
@@ -83,8 +80,8 @@ def test_java_reads_what_was_sent_in_groups(
 
 @pytest.mark.skipif(DEFAULT_VERSION < "5.5", reason="brokers know lite topics since 5.5")
 def test_java_pops_the_highest_priority_first_and_finds_rows_in_their_lite_topics(
-    local_cluster: LocalCluster, tmp_path: Path
-) -> None:
+    local_cluster, tmp_path
+):
     repair(local_cluster)
     options = {"nameServer": local_cluster.name_server, "ledger": str(tmp_path)}
     with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
@@ -118,9 +115,7 @@ def test_java_pops_the_highest_priority_first_and_finds_rows_in_their_lite_topic
     ("kind", "version", "ordering"),
     [("zlib", "4.9.7", "none"), ("zstd", "5.3.3", "strict"), ("lz4", "5.5.0", "best_effort")],
 )
-def test_java_reads_compressed_batches(
-    local_cluster: LocalCluster, tmp_path: Path, kind: str, version: str, ordering: str
-) -> None:
+def test_java_reads_compressed_batches(local_cluster, tmp_path, kind, version, ordering):
     """A third of the bodies shrink, a third do not, a third are too short to try."""
     repair(local_cluster)
     topic = f"compressed-{kind}"
@@ -156,9 +151,7 @@ def test_java_reads_compressed_batches(
 
 
 @pytest.mark.parametrize("column", ["sharding_key", "delay_level"])
-def test_mqadmin_finds_the_traces_of_rows(
-    local_cluster: LocalCluster, tmp_path: Path, column: str
-) -> None:
+def test_mqadmin_finds_the_traces_of_rows(local_cluster, tmp_path, column):
     repair(local_cluster)
     topic = f"traced-{column.replace('_', '-')}"
     make_topic(local_cluster, topic)

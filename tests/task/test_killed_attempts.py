@@ -3,7 +3,6 @@
 import multiprocessing
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +38,7 @@ def _attempt(options: dict[str, str], columns: dict[str, Any]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("ordering", ["none", "strict"])
-def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, ordering: str) -> None:
+def test_all_that_is_stored_twice_is_announced(spark, tmp_path, ordering):
     columns = ROWS if ordering == "none" else KEYED
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 4)
@@ -102,9 +101,8 @@ UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
     ],
 )
 def test_an_attempt_beside_others_that_left_no_record_doubts_all(
-    tmp_path: Path, lane: str, attempt: int, speculation: bool, settings: IdFacts,
-    is_doubtful: bool, is_repeated: bool,
-) -> None:  # fmt: skip
+    tmp_path, lane, attempt, speculation, settings, is_doubtful, is_repeated
+):
     """A dead letter may be stored if any earlier attempt may have sent its row."""
     rows: list[pa.RecordBatch] = []
     with FakeCluster(brokers=1) as cluster:

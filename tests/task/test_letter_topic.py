@@ -43,7 +43,7 @@ def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options:
     return run_task(SinkOptions.parse(defaults), CTX, columns)
 
 
-def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_letter_is_a_message_that_tells_its_story(cluster, tmp_path):
     refuse(cluster, "t")
     columns = {
         "body": [b"x"], "tags": ["a"], "keys": ["k1"], "sharding_key": ["s"],
@@ -66,7 +66,7 @@ def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_pa
     assert expected.items() <= message.properties.items()
 
 
-def test_refused_rows_go_there_as_far_as_they_can(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_refused_rows_go_there_as_far_as_they_can(cluster, tmp_path):
     """Row 1 has no body, row 2 a tag that no message may have: both are sent as far as possible."""
     columns = {"body": [None, b"tagged", b"good"], "tags": ["a", "b\x01c", "a"]}
     summary = send(cluster, tmp_path, columns)
@@ -76,9 +76,7 @@ def test_refused_rows_go_there_as_far_as_they_can(cluster: FakeCluster, tmp_path
     assert message.properties["__dead_letter_reason"] == "data"
 
 
-def test_what_the_topic_does_not_take_is_in_the_ledger(
-    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_topic_does_not_take_is_in_the_ledger(cluster, tmp_path, caplog):
     refuse(cluster, "t")
     refuse(cluster, "dead")
     with caplog.at_level(logging.WARNING):
@@ -95,9 +93,7 @@ def test_what_the_topic_does_not_take_is_in_the_ledger(
 
 
 @pytest.mark.parametrize(("every", "least", "most"), [(1, 50, 300), (2, 600, 600)])
-def test_a_hopeless_topic_is_left_alone(
-    cluster: FakeCluster, tmp_path: Path, every: int, least: int, most: int
-) -> None:
+def test_a_hopeless_topic_is_left_alone(cluster, tmp_path, every, least, most):
     """A topic that takes each second letter is not hopeless, however many letters it refuses."""
     refuse(cluster, "t")
     refuse(cluster, "dead", every=every)
@@ -108,20 +104,18 @@ def test_a_hopeless_topic_is_left_alone(
     assert least <= len(tried) <= most
 
 
-def test_it_is_in_the_namespace_as_the_topic_is(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_it_is_in_the_namespace_as_the_topic_is(cluster, tmp_path):
     refuse(cluster, "ns%t")
     send(cluster, tmp_path, {"body": [b"x"]}, namespace="ns")
     assert [message.body for message in cluster.messages("ns%dead")] == [b"x"]
 
 
-def test_the_topic_cannot_be_its_own() -> None:
+def test_the_topic_cannot_be_its_own():
     with pytest.raises(OptionError, match="its own dead letters"):
         SinkOptions.parse(topic="t", deadLetterTopic="t")
 
 
-def test_each_letters_attempts_have_a_number_of_their_own(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_each_letters_attempts_have_a_number_of_their_own(cluster, tmp_path):
     refuse(cluster, "t")
     refuse(cluster, "dead", Answer(16, "no permission"))
     send(cluster, tmp_path, {"body": [b"1", b"2"]}, requestMaxMessages=1)

@@ -1,8 +1,5 @@
 """Lite topics of the Spark lanes, as the lite consumers of RocketMQ's gRPC client read them."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from benchmarks.peers.jars import resolve_modules
@@ -26,7 +23,7 @@ QUOTA = 2_000
 
 
 @pytest.fixture(scope="module")
-def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, RocketmqProxy]]:
+def lite(tmp_path_factory):
     with (
         LocalCluster(brokers=2, version=VERSION) as cluster,
         RocketmqProxy(cluster, tmp_path_factory.mktemp("proxy"), print) as proxy,
@@ -35,9 +32,7 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluste
 
 
 @pytest.mark.parametrize("sessions", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_each_session_is_read_whole_and_in_order_by_its_lite_consumer(
-    lite: tuple[LocalCluster, RocketmqProxy], sessions: int, tmp_path: Path
-) -> None:
+def test_each_session_is_read_whole_and_in_order_by_its_lite_consumer(lite, sessions, tmp_path):
     cluster, proxy = lite
     topic, group = f"sessions-{sessions}", f"lite-{sessions}"
     with Admin(nameServer=cluster.name_server, timeout_s=30.0) as admin:

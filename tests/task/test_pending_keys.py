@@ -38,7 +38,7 @@ def stored(cluster: FakeCluster) -> list[bytes]:
     return sorted(message.body for message in cluster.messages("t"))
 
 
-def test_a_key_with_a_pending_letter_waits(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_key_with_a_pending_letter_waits(cluster, tmp_path):
     refuse(cluster, 1)
     assert send(cluster, tmp_path, CTX, "a").given_up == 1
     summary = send(cluster, tmp_path, NEXT, "aabb")
@@ -49,13 +49,13 @@ def test_a_key_with_a_pending_letter_waits(cluster: FakeCluster, tmp_path: Path)
     assert "onPendingKey" in letters[-1]["last_error"]
 
 
-def test_pass_lets_it_overtake(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_pass_lets_it_overtake(cluster, tmp_path):
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a", onPendingKey="pass")
     assert send(cluster, tmp_path, NEXT, "a", onPendingKey="pass").acked == 1
 
 
-def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_held_rows_hold_their_key_too(cluster, tmp_path):
     """A key is held until all of its dead letters are resolved."""
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
@@ -66,9 +66,7 @@ def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> N
     assert send(cluster, tmp_path, later, "a").held_back == 1
 
 
-def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(cluster, tmp_path):
     """The next attempt sends the epoch again from its start, so it overtakes nothing."""
     other = dataclasses.replace(CTX, query_id="q2")
     refuse(cluster, 1)
@@ -80,7 +78,7 @@ def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
     assert send(cluster, tmp_path / "2", other, "a").acked == 1
 
 
-def test_a_replay_does_not_hold_back_what_is_stored(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_replay_does_not_hold_back_what_is_stored(cluster, tmp_path):
     once = {"delivery": "effectively_once", "storedCheckDelay": 100}
     assert send(cluster, tmp_path, CTX, "ab", **once).acked == 2
     refuse(cluster, 1)
@@ -98,9 +96,8 @@ def test_a_replay_does_not_hold_back_what_is_stored(cluster: FakeCluster, tmp_pa
     ],
 )  # fmt: skip
 def test_letters_of_a_replay_may_be_stored(
-    cluster: FakeCluster, tmp_path: Path, ordering: str, attempt: int, delivery: str,
-    maybe_stored: bool | None,
-) -> None:  # fmt: skip
+    cluster, tmp_path, ordering, attempt, delivery, maybe_stored
+):
     """Rows of the earlier attempt are stored, then the first row of their key fails."""
     send(cluster, tmp_path, CTX, "aa", ordering=ordering)
     again = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=attempt)
@@ -112,9 +109,7 @@ def test_letters_of_a_replay_may_be_stored(
     assert [row["maybe_duplicate"] or None for row in letters] == [None, maybe_stored]
 
 
-def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(cluster, tmp_path):
     """The first run's driver died before it read a spool; the second run delivers all rows."""
     refuse(cluster, 2)
     send(cluster, tmp_path, CTX, "ab")
@@ -124,9 +119,7 @@ def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
     assert list((tmp_path / "_notes" / "pending").iterdir()) == []
 
 
-def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(cluster, tmp_path):
     refuse(cluster, 2)
     send(cluster, tmp_path, CTX, "ab")
     refuse(cluster, 1)
@@ -136,7 +129,7 @@ def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(
     assert len(keys) == 1 and PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": keys}
 
 
-def test_an_attempt_that_fails_lets_go_of_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_attempt_that_fails_lets_go_of_nothing(cluster, tmp_path):
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
     refuse(cluster, 1)
@@ -145,9 +138,7 @@ def test_an_attempt_that_fails_lets_go_of_nothing(cluster: FakeCluster, tmp_path
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": {"a"}}
 
 
-def test_a_worker_that_outlives_its_driver_lets_go_of_nothing_newer(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_worker_that_outlives_its_driver_lets_go_of_nothing_newer(cluster, tmp_path):
     old, new = PendingKeys(resolve_path(tmp_path)), PendingKeys(resolve_path(tmp_path))
     old.held_for(CTX)
     later = dataclasses.replace(CTX, run_id="r2")
@@ -157,19 +148,19 @@ def test_a_worker_that_outlives_its_driver_lets_go_of_nothing_newer(
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": {"a"}}
 
 
-def test_refused_rows_hold_nobody(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_refused_rows_hold_nobody(cluster, tmp_path):
     assert send(cluster, tmp_path, CTX, "a", maxMessageSize=1).invalid == 1
     assert send(cluster, tmp_path, NEXT, "a").acked == 1
 
 
-def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_task_without_letters_writes_nothing(cluster, tmp_path):
     send(cluster, tmp_path, CTX, "abc")
     assert not (tmp_path / "_notes" / "pending").exists()
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {}
 
 
 @pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])
-def test_hold_needs_an_ordering_and_a_ledger(missing: dict[str, str]) -> None:
+def test_hold_needs_an_ordering_and_a_ledger(missing):
     settings = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}
     with pytest.raises(OptionError, match="onPendingKey=hold"):
         SinkOptions.parse(settings)

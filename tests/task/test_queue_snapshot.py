@@ -22,7 +22,7 @@ def notes(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in (folder / "_notes/queues").rglob("*.json"))
 
 
-def test_the_batch_writes_of_an_app_share_their_queues(tmp_path: Path) -> None:
+def test_the_batch_writes_of_an_app_share_their_queues(tmp_path):
     """Otherwise the second write would move the keys of the first one, and nobody would notice."""
     first, second = (f"jobs/a/{run}" for run in RUNS)
     snapshots(tmp_path, first).queues(publish_info("t", [("a", 4)]))
@@ -34,7 +34,7 @@ def test_the_batch_writes_of_an_app_share_their_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["jobs/b", RUNS[0], f"jobs/{RUNS[0]}/x"])
-def test_no_other_query_shares_them(tmp_path: Path, query: str) -> None:
+def test_no_other_query_shares_them(tmp_path, query):
     snapshots(tmp_path, f"jobs/{RUNS[0]}").queues(publish_info("t", [("a", 4)]))
     assert snapshots(tmp_path, query).load("t") is None
 
@@ -43,9 +43,7 @@ def test_no_other_query_shares_them(tmp_path: Path, query: str) -> None:
     ("app", "counts", "remaining"),
     [("", {}, 0), ("", {"dead": 1}, 1), ("", {"unknown": 1}, 1), ("jobs", {}, 1)],
 )
-def test_a_write_without_letters_or_app_leaves_no_note(
-    tmp_path: Path, app: str, counts: dict[str, int], remaining: int
-) -> None:
+def test_a_write_without_letters_or_app_leaves_no_note(tmp_path, app, counts, remaining):
     query = f"{app}/{RUNS[0]}".strip("/")
     options = SinkOptions.parse(
         nameServer="n:1", ordering="strict", ledger=str(tmp_path), appId=app

@@ -28,9 +28,7 @@ def rows_of(recorder: LedgerRecorder, rows: list[pa.RecordBatch]) -> list[dict[s
         ("transactional", "unknown acked", [False, False]),
     ],
 )
-def test_attempts_after_an_unknown_one_may_double(
-    delivery: str, outcomes: str, doubtful: list[bool]
-) -> None:
+def test_attempts_after_an_unknown_one_may_double(delivery, outcomes, doubtful):
     rows: list[pa.RecordBatch] = []
     recorder = LedgerRecorder(SinkOptions(delivery=delivery), context(), rows.append)
     request = SimpleNamespace(number=1, waited_ms=0.0, delayed=False, maybe_duplicate=False)
@@ -39,7 +37,7 @@ def test_attempts_after_an_unknown_one_may_double(
     assert [row["maybe_duplicate"] for row in rows_of(recorder, rows)] == doubtful
 
 
-def test_a_topic_without_a_route_is_a_wait_without_a_broker() -> None:
+def test_a_topic_without_a_route_is_a_wait_without_a_broker():
     rows: list[pa.RecordBatch] = []
     recorder = LedgerRecorder(SinkOptions(), context(), rows.append)
     recorder.add_missing_route(TopicNotFoundError("nowhere"), "t")

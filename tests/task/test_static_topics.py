@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -28,7 +27,7 @@ cluster = scripted_cluster(orders=QUEUES)
 
 
 @pytest.fixture
-def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
+def options(cluster, tmp_path):
     return SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), topic="orders", ordering="strict",
         sendMsgTimeout="20s", connectTimeoutMs="20s", pollNameServerInterval=10,
@@ -51,7 +50,7 @@ def mapped(
 
 
 @pytest.fixture(params=["java", "rendezvous"])
-def hashed(request: pytest.FixtureRequest, options: SinkOptions) -> SinkOptions:
+def hashed(request, options):
     return options.with_(sharding_hash=request.param)
 
 
@@ -68,9 +67,7 @@ def queues_by_key(cluster: FakeCluster, broker: str) -> dict[str, set[int]]:
     return queues
 
 
-def test_keys_keep_their_queues_while_these_move(
-    cluster: FakeCluster, hashed: SinkOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_keep_their_queues_while_these_move(cluster, hashed, monkeypatch):
     mapped(cluster, monkeypatch, 1, {"broker-a": [0, 1, 2, 3], "broker-b": [4, 5, 6, 7]})
     assert send(hashed, 0) == len(KEYS)
     before = {**queues_by_key(cluster, "broker-a"), **queues_by_key(cluster, "broker-b")}
@@ -81,9 +78,7 @@ def test_keys_keep_their_queues_while_these_move(
     assert queues_by_key(cluster, "broker-b") == before
 
 
-def test_more_queues_are_a_change(
-    cluster: FakeCluster, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_queues_are_a_change(cluster, options, monkeypatch):
     places = {"broker-a": [0, 1, 2, 3], "broker-b": [4, 5, 6, 7]}
     mapped(cluster, monkeypatch, 1, places)
     send(options, 0)
@@ -92,9 +87,7 @@ def test_more_queues_are_a_change(
         send(options, 1)
 
 
-def test_a_backfill_waits_for_the_broker_that_a_queue_is_on(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backfill_waits_for_the_broker_that_a_queue_is_on(cluster, monkeypatch):
     route = mapped(cluster, monkeypatch, 1, {"broker-a": [0, 1, 2, 3], "broker-b": [4, 5, 6, 7]})
     info = TopicPublishInfo.of("orders", route)
     keys, pinned = pa.array(KEYS), Pinned(queues_of(info), "java")

@@ -3,9 +3,8 @@
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ from rocket_sink import TableProducer
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, ProducerClosedError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.transport.files import sealed_files
-from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.testing import Answer, Drop
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
 from rocket_sink.wire.codes import RequestCode, ResponseCode
@@ -27,7 +26,7 @@ cluster = scripted_cluster(orders=4)
 
 
 @pytest.fixture
-def make(cluster: FakeCluster, closing: Any) -> Callable[..., TableProducer]:
+def make(cluster, closing):
     options = {"nameServer": cluster.name_server, "topic": "orders"}
     return lambda **more: closing(TableProducer(**options, **more))
 
@@ -42,7 +41,7 @@ def table(rows: int = 3000) -> pa.Table:
     )
 
 
-def test_every_row_is_stored_once(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+def test_every_row_is_stored_once(cluster, make):
     result = make().send(table())
     stored = cluster.messages("orders")
     assert result.summary.acked == 3000 and result.summary.all_delivered
@@ -60,9 +59,7 @@ def test_every_row_is_stored_once(cluster: FakeCluster, make: Callable[..., Tabl
         lambda t: (batch for batch in t.to_batches(7)),
     ],
 )  # fmt: skip
-def test_tables_in_any_form(
-    cluster: FakeCluster, make: Callable[..., TableProducer], form: Any
-) -> None:
+def test_tables_in_any_form(cluster, make, form):
     producer = make()
     assert producer.send(form(table(500))).summary.acked == 500
     assert producer.send(form(table(500))).summary.acked == 500
@@ -79,7 +76,7 @@ class Exported:
         return self._data.__arrow_c_stream__(requested_schema)
 
 
-def test_order_per_key(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+def test_order_per_key(cluster, make):
     make(ordering="strict", requestMaxMessages=20).send(table())
     seen: dict[str, list[tuple[int, int]]] = {}
     for message in cluster.messages("orders"):
@@ -90,9 +87,7 @@ def test_order_per_key(cluster: FakeCluster, make: Callable[..., TableProducer])
         assert [number for _, number in sorted(pairs)] == sorted(number for _, number in pairs)
 
 
-def test_rows_that_cannot_be_sent_come_back(
-    cluster: FakeCluster, make: Callable[..., TableProducer]
-) -> None:
+def test_rows_that_cannot_be_sent_come_back(cluster, make):
     data = pa.table({"body": [b"a", None, b"c", b""], "tags": ["x", "y", "a||b", "z"]})
     producer = make()
     result = producer.send(data)
@@ -104,9 +99,7 @@ def test_rows_that_cannot_be_sent_come_back(
     assert [m.body for m in cluster.messages("orders")] == [b"a"]
 
 
-def test_what_came_back_can_be_sent_again(
-    cluster: FakeCluster, make: Callable[..., TableProducer]
-) -> None:
+def test_what_came_back_can_be_sent_again(cluster, make):
     cluster.on_send(Answer(ResponseCode.NO_PERMISSION), times=1000)
     producer = make(deliveryTimeoutMs=500)
     first = producer.send(table(50))
@@ -118,25 +111,25 @@ def test_what_came_back_can_be_sent_again(
     assert stored == set(first.dead_letters["message_id"].to_pylist())
 
 
-def test_the_options_may_want_an_error(make: Callable[..., TableProducer]) -> None:
+def test_the_options_may_want_an_error(make):
     with pytest.raises(DeliveryError, match="null"):
         make(onInvalid="fail").send(pa.table({"body": pa.array([b"a", None])}))
 
 
 @pytest.mark.parametrize("data", ["text", {"body": [b"x"]}, 7, [1, 2]])
-def test_no_table(make: Callable[..., TableProducer], data: Any) -> None:
+def test_no_table(make, data):
     with pytest.raises(ColumnError, match="give"):
         make().send(data)
 
 
-def test_wrong_columns(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+def test_wrong_columns(cluster, make):
     with pytest.raises(ColumnError, match="did you mean 'body'"):
         make().send(pa.table({"payload": [b"x"]}))
     sends = [f for f in cluster.requests() if f.code != RequestCode.HEART_BEAT]
     assert not sends
 
 
-def test_refused_options(cluster: FakeCluster) -> None:
+def test_refused_options(cluster):
     with pytest.raises(ConfigurationError, match="to_json"):
         TableProducer(nameServer=cluster.name_server, bodyFormat="json")
     producer = TableProducer(
@@ -146,7 +139,7 @@ def test_refused_options(cluster: FakeCluster) -> None:
         producer.send(table(1))
 
 
-def test_a_producer_is_a_query_and_shows_its_state(make: Callable[..., TableProducer]) -> None:
+def test_a_producer_is_a_query_and_shows_its_state(make):
     producer = make(appId="app")
     query, again = (producer.send(table(1)).summary.query_id for _ in range(2))
     app_id, _, run_id = query.partition("/")
@@ -156,7 +149,7 @@ def test_a_producer_is_a_query_and_shows_its_state(make: Callable[..., TableProd
     assert repr(producer) == "<TableProducer orders, closed>"
 
 
-def test_after_close(make: Callable[..., TableProducer]) -> None:
+def test_after_close(make):
     producer = make()
     producer.close()
     producer.close()
@@ -164,9 +157,7 @@ def test_after_close(make: Callable[..., TableProducer]) -> None:
         producer.send(table(1))
 
 
-def test_a_ledger_takes_the_rows_in(
-    cluster: FakeCluster, make: Callable[..., TableProducer], tmp_path: Any
-) -> None:
+def test_a_ledger_takes_the_rows_in(cluster, make, tmp_path):
     ledger = str(tmp_path / "ledger")
     result = make(ledger=ledger).send(pa.table({"body": pa.array([b"a", None])}))
     assert result.dead_letters.num_rows == 1
@@ -174,9 +165,7 @@ def test_a_ledger_takes_the_rows_in(
     assert len(sealed_files(place, place.filesystem())) == 1
 
 
-def test_the_account_of_a_send_that_fails_has_what_was_under_way(
-    cluster: FakeCluster, make: Callable[..., TableProducer], tmp_path: Any
-) -> None:
+def test_the_account_of_a_send_that_fails_has_what_was_under_way(cluster, make, tmp_path):
     cluster.on_send(Drop(), times=None)
 
     def source() -> Iterator[pa.RecordBatch]:
@@ -196,7 +185,7 @@ def test_the_account_of_a_send_that_fails_has_what_was_under_way(
     assert not account["complete"] and account["unknown"] == sum(unknown) > 0
 
 
-def test_no_spark_is_needed(cluster: FakeCluster) -> None:
+def test_no_spark_is_needed(cluster):
     code = (
         "import sys, pyarrow, rocket_sink;"
         f"p = rocket_sink.TableProducer(nameServer='{cluster.name_server}', topic='orders');"
@@ -207,8 +196,8 @@ def test_no_spark_is_needed(cluster: FakeCluster) -> None:
 
 
 def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_letters(
-    cluster: FakeCluster, make: Callable[..., TableProducer]
-) -> None:
+    cluster, make
+):
     """The columns of Spark's lanes: batched and single rows, with properties and without."""
     parents = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(8)]
     rows = pa.table(
@@ -259,10 +248,7 @@ ENCODERS = ("message body size exceeded", "message size exceeded")
 
 @pytest.mark.parametrize("remark", ENCODERS)
 @pytest.mark.parametrize("ordering", ["none", "strict"])
-def test_batches_shrink_to_the_size_that_a_broker_takes(
-    cluster: FakeCluster, make: Callable[..., TableProducer], caplog: pytest.LogCaptureFixture,
-    ordering: str, remark: str,
-) -> None:  # fmt: skip
+def test_batches_shrink_to_the_size_that_a_broker_takes(cluster, make, caplog, ordering, remark):
     small = cluster.brokers[1]
     limit_bodies(small, 20_000, remark)
     producer = make(ordering=ordering, requestMaxBytes=200_000)
@@ -284,9 +270,7 @@ def test_batches_shrink_to_the_size_that_a_broker_takes(
             assert numbers == [*range(key, rows, 7)] * 2
 
 
-def test_a_row_that_is_too_large_does_not_shrink_later_batches(
-    cluster: FakeCluster, make: Callable[..., TableProducer]
-) -> None:
+def test_a_row_that_is_too_large_does_not_shrink_later_batches(cluster, make):
     """A broker before 5.0 refuses a batch with the same text for the size of one message."""
     poison = random.Random(1).randbytes(30_000)  # does not shrink when it is compressed
 

@@ -53,7 +53,7 @@ COLUMN_TYPES = {name: LEDGER_SCHEMA.field(name).type for name in (
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Any, monkeypatch: Any) -> None:
+def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -124,7 +124,7 @@ def bodies(count: int, first: int = 0) -> list[bytes]:
 
 
 class TestSends:
-    def test_every_row_is_stored_once_and_the_accounts_add_up(self) -> None:
+    def test_every_row_is_stored_once_and_the_accounts_add_up(self):
         run = Run(StubEngine()).feed(body=bodies(100), tags=["a"] * 100).finish()
         assert sorted(run.engine.bodies()) == bodies(100)
         assert (run.summary.rows_in, run.summary.acked, run.summary.given_up) == (100, 100, 0)
@@ -133,32 +133,32 @@ class TestSends:
         assert sum(row["message_count"] for row in run.kind("send")) == 100
 
     @pytest.mark.parametrize("finds_stored", [False, True])
-    def test_rows_that_a_look_up_found_are_counted(self, finds_stored: bool) -> None:
+    def test_rows_that_a_look_up_found_are_counted(self, finds_stored):
         engine = StubEngine()
         engine.finds_stored = finds_stored
         summary = Run(engine).feed(body=bodies(5)).finish().summary
         assert (summary.acked, summary.found_stored) == (5, 5 * finds_stored)
 
-    def test_the_bytes_of_all_bodies_are_counted(self) -> None:
+    def test_the_bytes_of_all_bodies_are_counted(self):
         batch = pa.RecordBatch.from_pydict({"body": ["before", "kilo", "", None, "ö"]})
         run = Run(StubEngine())
         run.feed(body=batch["body"].slice(1)).feed(body=["x" * 1000]).finish()
         assert run.summary.rows_in == 5 and run.summary.dead == 2
         assert run.kind("epoch")[0]["body_bytes"] == 4 + 2 + 1000
 
-    def test_unsharded_rows_go_in_one_request_that_the_engine_places(self) -> None:
+    def test_unsharded_rows_go_in_one_request_that_the_engine_places(self):
         run = Run(StubEngine()).feed(body=bodies(100)).finish()
         (request,) = run.engine.requests
         assert request.batch and request.queue is None and request.choose is None
 
-    def test_requests_keep_both_limits(self) -> None:
+    def test_requests_keep_both_limits(self):
         run = Run(StubEngine(), requestMaxMessages=30, requestMaxBytes=2000)
         run.feed(body=[b"x" * 100] * 100).finish()
         assert all(r.message_count <= 30 for r in run.engine.requests)
         assert all(memoryview(r.body).nbytes <= 2000 for r in run.engine.requests)
         assert run.summary.acked == 100
 
-    def test_a_key_goes_to_the_queue_of_javas_hash(self) -> None:
+    def test_a_key_goes_to_the_queue_of_javas_hash(self):
         keys = [f"k{i % 13}" for i in range(100)]
         run = Run(StubEngine()).feed(body=bodies(100), sharding_key=keys).finish()
         for queue, messages in run.engine.stored.items():
@@ -166,7 +166,7 @@ class TestSends:
                 queue
             }
 
-    def test_a_row_with_its_own_queue_goes_there_whatever_the_brokers_health(self) -> None:
+    def test_a_row_with_its_own_queue_goes_there_whatever_the_brokers_health(self):
         engine = StubEngine()
         engine.unavailable = {"b"}
         Run(engine).feed(
@@ -175,14 +175,14 @@ class TestSends:
         assert engine.bodies(MessageQueue("t", "b", 2)) == [b"00000"]
         assert b"00002" in engine.bodies(MessageQueue("t", "a", 3))
 
-    def test_topics_come_from_the_column_and_are_never_mixed(self) -> None:
+    def test_topics_come_from_the_column_and_are_never_mixed(self):
         run = Run(StubEngine(), topic=None)
         run.feed(body=bodies(6), topic=["x", "y", "x", "z", "y", "x"]).finish()
         assert {r.topic for r in run.engine.requests} == {"x", "y", "z"}
         stored = {q.topic: m for q, ms in run.engine.stored.items() for m in [len(ms)]}
         assert stored == {"x": 3, "y": 2, "z": 1}
 
-    def test_a_namespace_is_put_before_topics_once(self) -> None:
+    def test_a_namespace_is_put_before_topics_once(self):
         run = Run(StubEngine(), topic=None, namespace="ns", allowSystemTopics=True)
         run.engine.unknown_topics.add("ns%z")
         run.feed(body=bodies(4), topic=["x", "ns%x", "rmq_sys_y", "z"]).finish()
@@ -190,7 +190,7 @@ class TestSends:
         assert len(run.engine.bodies()) == 3
         assert [letter["topic"] for letter in run.letters] == ["ns%z"]
 
-    def test_timed_rows_ask_for_a_broker_that_honours_them(self) -> None:
+    def test_timed_rows_ask_for_a_broker_that_honours_them(self):
         run = Run(StubEngine()).feed(body=bodies(3), delay_level=[3, None, 0]).finish()
         assert {r.least_version for r in run.engine.requests} == {0}
         for column, value in (("delay_ms", 60_000), ("delivery_timestamp", 4_000_000_000_000)):
@@ -204,9 +204,7 @@ class TestSends:
         ("column", "value", "least_version"),
         [("priority", 3, V5_4_0), ("lite_topic", "session-1", V5_5_0)],
     )
-    def test_kinds_of_rows_that_go_one_by_one(
-        self, column: str, value: Any, least_version: int
-    ) -> None:
+    def test_kinds_of_rows_that_go_one_by_one(self, column, value, least_version):
         run = Run(StubEngine()).feed(body=bodies(4), **{column: [value, None, value, None]})
         single = [r for r in run.finish().engine.requests if not r.batch]
         assert {bytes(r.body): r.least_version for r in single} == {
@@ -214,7 +212,7 @@ class TestSends:
         }  # fmt: skip
         assert f"\x01{value}\x02" in single[0].properties
 
-    def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self) -> None:
+    def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self):
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
             is_bad = any(message.body == b"00003" for message in request.token.messages())
             return MessageIllegalError("poison") if is_bad else None
@@ -231,32 +229,32 @@ class TestSends:
             stored = engine.bodies(queue)
             assert [body for body in stored if body in own] == own[:2]
 
-    def test_timed_rows_go_one_by_one(self) -> None:
+    def test_timed_rows_go_one_by_one(self):
         run = Run(StubEngine()).feed(body=bodies(4), delay_level=[0, 3, None, 4]).finish()
         timed = [r for r in run.engine.requests if r.timed]
         assert len(timed) == 2 and not any(r.batch for r in timed)
         assert {bytes(r.body) for r in timed} == {b"00001", b"00003"}
         assert "DELAY\x013\x02" in timed[0].properties
 
-    def test_rows_that_do_not_wait_for_the_store_have_their_own_batch(self) -> None:
+    def test_rows_that_do_not_wait_for_the_store_have_their_own_batch(self):
         run = Run(StubEngine()).feed(body=bodies(4), wait_store=[True, False, None, False]).finish()
         assert sorted((r.message_count, r.properties) for r in run.engine.requests) == [
             (2, ""), (2, "WAIT\x01false\x02"),
         ]  # fmt: skip
 
-    def test_ids_differ_and_own_ids_are_kept(self) -> None:
+    def test_ids_differ_and_own_ids_are_kept(self):
         run = Run(StubEngine()).feed(body=bodies(300), message_id=["mine"] + [None] * 299).finish()
         ids = [m.property("UNIQ_KEY") for ms in run.engine.stored.values() for m in ms]
         assert len(set(ids)) == 300 and "mine" in ids
         assert all(i and len(i) == 32 for i in ids if i != "mine")
 
-    def test_a_large_single_message_is_compressed(self) -> None:
+    def test_a_large_single_message_is_compressed(self):
         run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[b"a" * 9000]).finish()
         (request,) = run.engine.requests
         assert not request.batch and request.sys_flag & 1 and len(bytes(request.body)) < 100
 
     @pytest.mark.parametrize("ordering", ["none", "strict"])
-    def test_bodies_of_batches_are_compressed_if_they_shrink(self, ordering: str) -> None:
+    def test_bodies_of_batches_are_compressed_if_they_shrink(self, ordering):
         noise = random.Random(1).randbytes(9000)
         data = [b"a" * 9000, b"short", noise, b"b" * 9000, b"c" * 9000]
         options = {"compressType": "zlib-all", "ordering": ordering}
@@ -275,12 +273,12 @@ class TestSends:
             assert sorted(stored) == sorted(data) and sorted(counts) == [(2, 0), (3, 1)]
 
     @pytest.mark.parametrize(("retention", "body"), [("body=0", None), ("body=1d", b"a")])
-    def test_a_ledger_without_bodies_has_digests(self, retention: str, body: Any) -> None:
+    def test_a_ledger_without_bodies_has_digests(self, retention, body):
         engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
         (letter,) = Run(engine, ledgerRetention=retention).feed(body=[b"a"]).finish().letters
         assert letter["body"] == body and (letter["body_sha256"] is None) == (body is not None)
 
-    def test_dead_letters_of_compressed_batches_have_their_bodies(self) -> None:
+    def test_dead_letters_of_compressed_batches_have_their_bodies(self):
         data = [b"a" * 9000, b"b" * 9000]
         engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
         run = Run(engine, compressType="zlib-all").feed(body=data).finish()
@@ -292,7 +290,7 @@ class TestSends:
         assert inflate(bytes(engine.requests[1].body), CompressionType.ZLIB) in data
 
     @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-    def test_batches_to_a_proxy_are_small(self, ordering: str) -> None:
+    def test_batches_to_a_proxy_are_small(self, ordering):
         engine = StubEngine()
         masters = {"a": "proxy:8080", "b": "proxy:8080"}
         engine.routes["t"] = replace(publish_info("t", engine.spans), masters=masters)
@@ -306,7 +304,7 @@ class TestSends:
 
     @pytest.mark.parametrize("ordering", ["none", "strict"])
     @pytest.mark.parametrize("rows", [50, 1])
-    def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering: str, rows: int) -> None:
+    def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering, rows):
         remark = "validate failed, the expected type is FIFO, but actual type is NORMAL"
 
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
@@ -321,7 +319,7 @@ class TestSends:
         assert [r.message_count for r in run.engine.requests if r.batch] == [rows]
         assert run.engine.bodies() == [b"%d" % n for n in range(2 * rows)]
 
-    def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self) -> None:
+    def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self):
         noise = random.Random(1).randbytes(9000)
         run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[noise]).finish()
         (request,) = run.engine.requests
@@ -329,7 +327,7 @@ class TestSends:
 
 
 class TestRefusedRows:
-    def test_bad_rows_become_dead_letters_and_the_rest_goes_on(self) -> None:
+    def test_bad_rows_become_dead_letters_and_the_rest_goes_on(self):
         run = Run(StubEngine(), maxMessageSize=1024)
         run.feed(
             body=[b"ok", None, b"", b"x" * 1025, b"reserved", b"control", b"big", b"ok2"],
@@ -349,14 +347,14 @@ class TestRefusedRows:
         assert all(row["reason"] == "data" and row["attempts"] == 0 for row in run.letters)
         assert (run.summary.dead, run.summary.invalid, run.summary.acked) == (6, 6, 2)
 
-    def test_illegal_topics_of_rows(self) -> None:
+    def test_illegal_topics_of_rows(self):
         run = Run(StubEngine(), topic=None)
         run.feed(body=bodies(4), topic=["ok", None, "no good", "x" * 128]).finish()
         assert [row["last_error_code"] for row in run.letters] == ["INVALID_TOPIC"] * 3
         assert run.summary.acked == 1
 
     @pytest.mark.parametrize("name", ["a", "cluster-1"])
-    def test_topics_of_brokers_and_clusters(self, name: str) -> None:
+    def test_topics_of_brokers_and_clusters(self, name):
         broker = BrokerData("cluster-1", "a", {0: "127.0.0.1:1"})
         route = TopicRoute((QueueData("a", 4, 4),), (broker,))
 
@@ -371,7 +369,7 @@ class TestRefusedRows:
         assert refused.letters[0]["reason"] == "data" and not refused.engine.requests
         assert run(name).summary.acked == run(None, allowSystemTopics=True).summary.acked == 2
 
-    def test_a_queue_that_is_not_there(self) -> None:
+    def test_a_queue_that_is_not_there(self):
         run = Run(StubEngine()).feed(
             body=bodies(3), queue_id=[9, 0, 1], broker_name=["a", "a", "z"]
         )
@@ -382,17 +380,17 @@ class TestRefusedRows:
         assert (run.summary.acked, run.summary.invalid) == (1, 3)
 
     @pytest.mark.parametrize(("option", "value"), [("onInvalid", "fail"), ("ledger", "")])
-    def test_a_refused_row_may_fail_the_task(self, option: str, value: str) -> None:
+    def test_a_refused_row_may_fail_the_task(self, option, value):
         with pytest.raises(DeliveryError, match=option):
             Run(StubEngine(), **{option: value}).feed(body=[b"a", None])
 
-    def test_an_unknown_topic_of_a_row_is_that_rows_trouble(self) -> None:
+    def test_an_unknown_topic_of_a_row_is_that_rows_trouble(self):
         engine = StubEngine()
         engine.unknown_topics = {"gone"}
         run = Run(engine, topic=None).feed(body=bodies(3), topic=["t", "gone", "t"]).finish()
         assert run.codes() == {b"00001": "NO_ROUTE"} and run.summary.acked == 2
 
-    def test_an_unknown_topic_of_the_option_is_everybodys(self) -> None:
+    def test_an_unknown_topic_of_the_option_is_everybodys(self):
         engine = StubEngine()
         engine.unknown_topics = {"t"}
         run = Run(engine).feed(body=[b""])  # No row needs a route.
@@ -403,7 +401,7 @@ class TestRefusedRows:
 
 
 class TestFailures:
-    def test_a_request_given_up_becomes_dead_letters_of_exactly_its_rows(self) -> None:
+    def test_a_request_given_up_becomes_dead_letters_of_exactly_its_rows(self):
         engine = StubEngine()
         bad = home(engine, "k1")
         engine.judge = lambda request, queue: (
@@ -425,7 +423,7 @@ class TestFailures:
          {"priority": 3}, {"lite_topic": "l"}, {"sharding_key": "s", "wait_store": False},
          {"queue_id": 2, "broker_name": "b", "wait_store": True}],
     )  # fmt: skip
-    def test_a_letter_has_all_columns_of_its_row(self, special: dict[str, Any]) -> None:
+    def test_a_letter_has_all_columns_of_its_row(self, special):
         row = {"body": b"x", "tags": "T", "keys": ["k1", "k2"], "message_id": "mine", "flag": 7}
         row |= {"properties": [("colour", "red")], **special}
         columns = {name: pa.array([value], COLUMN_TYPES.get(name)) for name, value in row.items()}
@@ -435,7 +433,7 @@ class TestFailures:
         names = {*expected, *COLUMN_TYPES}
         assert {n: letter[n] for n in names} == {n: expected.get(n) for n in names}
 
-    def test_unknown_is_its_own_account(self) -> None:
+    def test_unknown_is_its_own_account(self):
         run = (
             Run(StubEngine(lambda r, q: RequestTimeoutError("late"))).feed(body=bodies(5)).finish()
         )
@@ -443,7 +441,7 @@ class TestFailures:
         assert {row["reason"] for row in run.letters} == {"unknown"}
         assert all(row["maybe_duplicate"] for row in run.letters)
 
-    def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self) -> None:
+    def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self):
         """A batch of unknown outcome is split, and its messages then find no broker."""
 
         def judge(request: Any, queue: MessageQueue) -> BrokerError | ConnectError:
@@ -456,7 +454,7 @@ class TestFailures:
         assert {(row["reason"], row["outcome"]) for row in run.letters} == {("unknown", "unknown")}
         assert all(row["maybe_duplicate"] for row in run.letters)
 
-    def test_a_poison_row_does_not_take_its_batch_along(self) -> None:
+    def test_a_poison_row_does_not_take_its_batch_along(self):
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
             is_poison = any(m.body == b"00007" for m in request.token.messages())
             return MessageIllegalError("too big for this broker") if is_poison else None
@@ -467,15 +465,13 @@ class TestFailures:
         assert len(run.engine.bodies()) == 19 and run.summary.acked == 19
         assert len(run.engine.requests) == 21
 
-    def test_wrong_credentials_end_the_task_at_once(self) -> None:
+    def test_wrong_credentials_end_the_task_at_once(self):
         run = Run(StubEngine(lambda r, q: AuthenticationError("no such user")))
         with pytest.raises(AuthenticationError):
             run.feed(body=bodies(5)).finish()
         assert not run.letters
 
-    def test_a_secret_is_masked_wherever_it_came_from(
-        self, tmp_path: Any, monkeypatch: Any
-    ) -> None:
+    def test_a_secret_is_masked_wherever_it_came_from(self, tmp_path, monkeypatch):
         monkeypatch.setenv("THE_KEY", "canary-access")
         (tmp_path / "secret").write_text("canary-secret\n")
         (tmp_path / "password").write_text("canary-password\n")
@@ -498,7 +494,7 @@ class TestFailures:
             ({"maxFailures": "20%"}, "5 of 5 rows .* maxFailures=20% .*busy"),
         ],
     )
-    def test_error_budgets(self, options: dict[str, Any], text: str) -> None:
+    def test_error_budgets(self, options, text):
         run = Run(StubEngine(lambda r, q: BrokerBusyError("busy")), **options)
         with pytest.raises(DeliveryError, match=text) as caught:
             run.feed(body=bodies(5)).finish()
@@ -507,20 +503,20 @@ class TestFailures:
         assert caught.value.facts == {"counts": counts, "first_error": "busy"}
 
     @pytest.mark.parametrize("budget", [29, "29%"])
-    def test_a_budget_that_is_just_kept(self, budget: int | str) -> None:
+    def test_a_budget_that_is_just_kept(self, budget):
         """0.29 * 100 is 28.999999999999996."""
         run = Run(StubEngine(), maxFailures=budget)
         run.feed(body=[None] * 9 + [b"a"]).feed(body=[None] * 20 + [b"a"] * 70).finish()
         assert run.summary.dead == 29
 
-    def test_degraded_is_counted_and_can_fail(self) -> None:
+    def test_degraded_is_counted_and_can_fail(self):
         engine = StubEngine(lambda r, q: Outcome.ACKED_DEGRADED)
         run = Run(engine).feed(body=bodies(5)).finish()
         assert (run.summary.degraded, run.summary.acked) == (5, 0)
         with pytest.raises(DeliveryError, match="onDegraded"):
             Run(engine, onDegraded="fail").feed(body=bodies(5)).finish()
 
-    def test_a_row_that_is_lost_on_the_way_fails_the_task(self) -> None:
+    def test_a_row_that_is_lost_on_the_way_fails_the_task(self):
         """The planted defect: an engine that completes nothing for a request it took."""
         engine = StubEngine()
         run = Run(engine).feed(body=bodies(5))
@@ -528,7 +524,7 @@ class TestFailures:
         with pytest.raises(DeliveryError, match="accounted for"):
             run.finish()
 
-    def test_abort_records_what_was_sent_and_judges_nothing(self) -> None:
+    def test_abort_records_what_was_sent_and_judges_nothing(self):
         engine = StubEngine()
         run = Run(engine, ordering="strict").feed(body=bodies(50), sharding_key=["k"] * 50)
         assert run.body is not None
@@ -541,7 +537,7 @@ class TestFailures:
 
 @pytest.mark.parametrize("ordering", ["strict", "best_effort"])
 class TestOrder:
-    def test_one_request_in_flight_per_queue_and_order_per_key(self, ordering: str) -> None:
+    def test_one_request_in_flight_per_queue_and_order_per_key(self, ordering):
         engine = StubEngine()
         run = Run(engine, ordering=ordering, requestMaxMessages=7)
         rng = np.random.default_rng(5)
@@ -559,7 +555,7 @@ class TestOrder:
                 stored.setdefault(message.property("__SHARDINGKEY") or "", []).append(message.body)
         assert stored == sent
 
-    def test_waiting_requests_grow_together(self, ordering: str) -> None:
+    def test_waiting_requests_grow_together(self, ordering):
         engine = StubEngine()
         run = Run(engine, ordering=ordering)
         for batch in range(30):
@@ -568,7 +564,7 @@ class TestOrder:
         run.finish()
         assert run.summary.acked == 300 and len(engine.requests) < 150
 
-    def test_later_rows_of_a_key_given_up_are_held_back_in_order(self, ordering: str) -> None:
+    def test_later_rows_of_a_key_given_up_are_held_back_in_order(self, ordering):
         engine = StubEngine()
         queue = home(engine, "k1")
         other = key_on(engine, queue, but="k1")
@@ -597,7 +593,7 @@ class TestOrder:
         assert run.summary.held_back == 7
 
     @pytest.mark.parametrize("kind", ["lite_topic", "queue_id", "wait_store"])
-    def test_rows_of_two_kinds_share_a_queue_and_no_request(self, ordering: str, kind: str) -> None:
+    def test_rows_of_two_kinds_share_a_queue_and_no_request(self, ordering, kind):
         engine, keys = StubEngine(), ["k1", "k1" if kind == "wait_store" else None]
         queue, info = home(engine, "k1"), engine.publish_info("t")
         columns: dict[str, Any] = {"wait_store": [True, False]}
@@ -613,7 +609,7 @@ class TestOrder:
         assert run.finish().engine.bodies(queue) == bodies(8)
         assert [request.batch for request in engine.requests] == [True, kind != "lite_topic"] * 4
 
-    def test_new_rows_do_not_join_the_rest_of_a_refused_batch(self, ordering: str) -> None:
+    def test_new_rows_do_not_join_the_rest_of_a_refused_batch(self, ordering):
         """The rest of the batch waits again while a poison row's key is held."""
         ends = iter([BatchTooLargeError("big"), *[MessageIllegalError("poison")] * 2, None])
         engine = StubEngine(lambda request, queue: next(ends, ConnectError("down")))
@@ -631,7 +627,7 @@ class TestOrder:
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort"])
-def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
+def test_rows_wait_longer_than_a_producers_message(ordering):
     engine = StubEngine()
     run = Run(engine, ordering=ordering, sendMsgTimeout=1000, deliveryTimeoutMs=7000)
     run.feed(body=bodies(2), sharding_key=["k1", None]).finish()
@@ -658,10 +654,10 @@ class Stuck(StubEngine):
 
 class TestStrict:
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Any) -> None:
+    def _folder(self, tmp_path):
         self.folder = tmp_path
 
-    def test_a_key_never_moves_and_its_queue_is_closed_after_one_wait(self) -> None:
+    def test_a_key_never_moves_and_its_queue_is_closed_after_one_wait(self):
         engine = StubEngine()
         queue = home(engine, "k1")
         engine.judge = lambda r, q: ConnectError("down") if q == queue else None
@@ -675,7 +671,7 @@ class TestStrict:
         assert len(tries) == 1 and tries[0].queue == queue
         assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
 
-    def test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for(self) -> None:
+    def test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for(self):
         engine = StubEngine()
         queue = home(engine, "k1")
         engine.judge = lambda r, q: ConnectError("down") if q == queue else None
@@ -685,7 +681,7 @@ class TestStrict:
             ("transport", queue.broker_name), ("held_back", queue.broker_name)
         ]  # fmt: skip
 
-    def test_the_wait_for_a_turn_is_part_of_the_recorded_wait(self) -> None:
+    def test_the_wait_for_a_turn_is_part_of_the_recorded_wait(self):
         now = iter(range(1, 100_000))
         run = Run(StubEngine(), lambda: next(now), ordering="strict", requestMaxMessages=2)
         run.feed(body=bodies(12), sharding_key=["k1"] * 12).finish()
@@ -694,7 +690,7 @@ class TestStrict:
         # The clock moves by a second at each look, so the last request has waited longest.
         assert waits[0] < 1000 <= waits[1] and waits[1:] == sorted(waits[1:])
 
-    def test_what_waits_for_a_stuck_queue_stays_within_memory(self) -> None:
+    def test_what_waits_for_a_stuck_queue_stays_within_memory(self):
         engine = Stuck()
         run = Run(engine, engine.clock, ordering="strict", maxInFlightBytes=200_000)
         for batch in range(40):
@@ -709,7 +705,7 @@ class TestStrict:
         assert overflow._in_memory == 0 and overflow._file is None
         assert {request.token.parked for request in engine.requests} == {SpillState.NOT}
 
-    def test_input_waits_for_queues_that_answer(self) -> None:
+    def test_input_waits_for_queues_that_answer(self):
         engine = StubEngine()
         run = Run(engine, ordering="strict", maxInFlightBytes=200_000)
         for batch in range(40):
@@ -720,7 +716,7 @@ class TestStrict:
         run.finish()
         assert sorted(b[:5] for b in engine.bodies()) == bodies(4000)
 
-    def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self) -> None:
+    def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self):
         engine = StubEngine()
         keys = [f"k{i}" for i in range(40)]
         homes = {key: home(engine, key) for key in keys}
@@ -737,7 +733,7 @@ class TestStrict:
         assert later.summary.dead == dead and later.summary.acked == 40 - dead
 
     @pytest.mark.parametrize("spans", [[("a", 4), ("b", 5)], [("a", 4), ("b", 4), ("c", 4)]])
-    def test_a_changed_route_is_refused(self, spans: Any) -> None:
+    def test_a_changed_route_is_refused(self, spans):
         engine = StubEngine()
         run = Run(engine, ordering="strict", ledger=str(self.folder))
         run.feed(body=bodies(5), sharding_key=["k"] * 5)
@@ -749,7 +745,7 @@ class TestStrict:
                 body=bodies(5), sharding_key=["k"] * 5
             )
 
-    def test_or_allowed(self) -> None:
+    def test_or_allowed(self):
         engine = StubEngine()
         run = Run(engine, ordering="strict", onRouteChange="allow", ledger=str(self.folder))
         run.feed(body=bodies(5), sharding_key=["k"] * 5)
@@ -757,7 +753,7 @@ class TestStrict:
         run.feed(body=bodies(5, 5), sharding_key=["k"] * 5).finish()
         assert run.summary.acked == 10
 
-    def test_rows_without_a_key_are_refused(self) -> None:
+    def test_rows_without_a_key_are_refused(self):
         run = Run(StubEngine(), ordering="strict")
         run.feed(body=bodies(2), sharding_key=["k", None]).finish()
         assert run.codes() == {b"00001": "MISSING_SHARDING_KEY"}
@@ -767,7 +763,7 @@ class TestAllBrokersDown:
     """A query must not turn its whole source into dead letters."""
 
     @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-    def test_the_task_fails(self, ordering: str) -> None:
+    def test_the_task_fails(self, ordering):
         engine = StubEngine()
         engine.judge = lambda r, q: ConnectError("refused")
         keys = [f"k{i}" for i in range(40)] * 2
@@ -784,9 +780,7 @@ class TestAllBrokersDown:
             ("none", {"queue_id": [1] * 2, "broker_name": ["a"] * 2}),
         ],
     )
-    def test_rows_that_are_bound_to_one_broker_say_nothing_of_the_other(
-        self, ordering: str, columns: Any
-    ) -> None:
+    def test_rows_that_are_bound_to_one_broker_say_nothing_of_the_other(self, ordering, columns):
         engine = StubEngine()
         engine.judge = lambda r, q: ConnectError("refused")
         run = Run(engine, ordering=ordering).feed(body=bodies(2), **columns).finish()
@@ -802,16 +796,14 @@ class TestAllBrokersDown:
             (RequestTimeoutError("late"), 9),
         ],
     )
-    def test_beside_a_row_of_another_fate_the_rows_are_dead_letters(
-        self, other: Any, dead: int
-    ) -> None:
+    def test_beside_a_row_of_another_fate_the_rows_are_dead_letters(self, other, dead):
         # A time-out says only that one broker is slow, so here all rows have it.
         rest = other if isinstance(other, RequestTimeoutError) else ConnectError("refused")
         engine = StubEngine(lambda r, q: other if r.token.number == 2 else rest)
         run = Run(engine, requestMaxMessages=1).feed(body=bodies(9)).finish()
         assert run.summary.given_up == dead
 
-    def test_a_topic_without_a_route_among_others_is_a_row_of_its_own(self) -> None:
+    def test_a_topic_without_a_route_among_others_is_a_row_of_its_own(self):
         engine = StubEngine()
         engine.unknown_topics = {"nowhere"}
         run = Run(engine, topic=None).feed(body=[b"x"], topic=["nowhere"]).finish()
@@ -820,7 +812,7 @@ class TestAllBrokersDown:
 
 class TestMoves:
     @pytest.mark.parametrize("ordering", ["none", "best_effort"])
-    def test_keys_of_an_isolated_broker_move_together_and_are_counted(self, ordering: str) -> None:
+    def test_keys_of_an_isolated_broker_move_together_and_are_counted(self, ordering):
         engine = StubEngine()
         engine.unavailable = {"a"}
         keys = [f"k{i}" for i in range(40)]
@@ -828,16 +820,14 @@ class TestMoves:
         assert {q.broker_name for q in engine.stored} == {"b"}
         assert run.summary.moved_keys == sum(home(engine, k).broker_name == "a" for k in keys)
 
-    def test_attempts_alternate_while_no_broker_is_available(self) -> None:
+    def test_attempts_alternate_while_no_broker_is_available(self):
         info = publish_info("t", [("a", 4), ("b", 4)])
         choose = HomeQueueSelector(MessageQueue("t", "a", 1))
         tried = [choose(info, lambda name: False) for _ in range(4)]
         assert [queue and queue.broker_name for queue in tried] == ["a", "b", "a", "b"]
         assert choose(info, lambda name: True) == MessageQueue("t", "a", 1)
 
-    def test_keys_stay_where_they_are_when_their_topic_grows(
-        self, tmp_path: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_keys_stay_where_they_are_when_their_topic_grows(self, tmp_path, caplog):
         """Over 12 queues, the hash would give most keys another queue, in which nobody counts them
         as moved.
         """
@@ -856,7 +846,7 @@ class TestMoves:
         with pytest.raises(DeliveryError, match="shardingHash is rendezvous, not java"):
             Run(engine, **settings, shardingHash="rendezvous").feed(body=[b"x"], sharding_key=["k"])
 
-    def test_and_move_where_the_user_allows_it(self, tmp_path: Any) -> None:
+    def test_and_move_where_the_user_allows_it(self, tmp_path):
         engine, keys = StubEngine(), [f"k{i}" for i in range(40)]
         settings = {"ordering": "best_effort", "ledger": str(tmp_path), "onRouteChange": "allow"}
         Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
@@ -866,7 +856,7 @@ class TestMoves:
         settings["onRouteChange"] = "fail"  # The query has the new queues now.
         Run(engine, **{**settings, "ordering": "strict"}).feed(body=[b"x"], sharding_key=["k"])
 
-    def test_strict_keys_stay(self) -> None:
+    def test_strict_keys_stay(self):
         engine = StubEngine()
         engine.unavailable = {"a"}
         keys = [f"k{i}" for i in range(40)]
@@ -888,7 +878,7 @@ class TestAbsentBrokers:
         assert sent["b"].timeout_s == run.options.order_wait_ms / 1000
         return [request.timeout_s for request in engine.requests[first:] if request is sent["a"]]
 
-    def test_the_wait_is_shared(self) -> None:
+    def test_the_wait_is_shared(self):
         engine = StubEngine()
         engine.judge = self._judge
         self.is_up = False
@@ -903,7 +893,7 @@ class TestAbsentBrokers:
         assert self._epoch(engine, 1101.0) == [60.0], "without a try it may have been back"
         assert self._epoch(engine, 1102.0, orderWaitMs=2000) == [2.0]
 
-    def test_a_silent_broker_may_be_frozen_so_it_keeps_its_time(self) -> None:
+    def test_a_silent_broker_may_be_frozen_so_it_keeps_its_time(self):
         engine = StubEngine()
         engine.judge = lambda r, q: RequestTimeoutError("late")
         for _ in range(2):
@@ -920,9 +910,7 @@ class TestDelaysInOrder:
 
     @pytest.mark.parametrize("ordering", ["strict", "best_effort"])
     @pytest.mark.parametrize("delay", [{"delay_level": 3}, {"delay_ms": 1000}])
-    def test_delayed_rows_do_not_cut_the_lines_of_the_others(
-        self, ordering: str, delay: dict[str, int]
-    ) -> None:
+    def test_delayed_rows_do_not_cut_the_lines_of_the_others(self, ordering, delay):
         engine, count = StubEngine(), 2000
         keys = [f"k{i % 40}" for i in range(count)]
         ((column, value),) = delay.items()
@@ -940,7 +928,7 @@ class TestDelaysInOrder:
             at_once = [m.body for m in messages if int(m.body) % 20 != 7]
             assert at_once == sorted(at_once)
 
-    def test_they_hold_nobody_and_nobody_holds_them(self) -> None:
+    def test_they_hold_nobody_and_nobody_holds_them(self):
         engine = StubEngine()
         delays = pa.array([3, None, None, 3], pa.int64())
         engine.judge = lambda r, q: ConnectError("down") if r.token.delayed else None
@@ -958,7 +946,7 @@ class TestDelaysInOrder:
 class TestOrderBy:
     # With 4,000 bytes, four parts go to files, and two are still in memory at the end.
     @pytest.mark.parametrize("memory_bytes", [1 << 25, 1000, 4000])
-    def test_rows_of_a_key_are_sorted_over_the_whole_task(self, memory_bytes: int) -> None:
+    def test_rows_of_a_key_are_sorted_over_the_whole_task(self, memory_bytes):
         from rocket_sink.rows.sort import RowSorter
 
         engine = StubEngine()
@@ -1000,7 +988,7 @@ def test_a_summary_shows_no_rate_below_a_row_per_second():
     assert times == ["71.9 s", "1.0 s  1 rows/s", "0.5 s  2 rows/s", "0.0 s"]
 
 
-def test_requests_in_flight_at_an_error_are_counted_by_their_outcomes() -> None:
+def test_requests_in_flight_at_an_error_are_counted_by_their_outcomes():
     totals = RowTotals(SinkOptions(), is_source=True)
     for outcome in Outcome:
         totals.add_cut_off(outcome, 3, maybe_duplicate=True)
@@ -1009,7 +997,7 @@ def test_requests_in_flight_at_an_error_are_counted_by_their_outcomes() -> None:
     assert counts == {"acked": 5, "degraded": 5, "unknown": 5, "duplicates_possible": 6}
 
 
-def test_a_summary_names_what_happened() -> None:
+def test_a_summary_names_what_happened():
     counts = {**dict.fromkeys(COUNTS, 0), "rows_in": 2000, "acked": 1500, "dead": 400}
     counts |= {"unknown": 100, "first_error": "no\x1bway"}
     summary = WriteSummary.of(counts, query_id="q", ledger="/l", duration_s=4.0, is_repeated=True)

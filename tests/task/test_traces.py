@@ -36,7 +36,7 @@ def traces(cluster: FakeCluster) -> list[Trace]:
     return [line for m in cluster.messages(TOPIC) for line in decode_trace(m.body.decode())]
 
 
-def test_a_batch_is_one_message_with_all_its_ids(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_batch_is_one_message_with_all_its_ids(cluster, tmp_path):
     columns = {"body": [b"a", b"bcd"], "tags": ["x", None], "keys": [["k1", "k2"], None]}
     assert send(cluster, tmp_path, columns).acked == 2
     (message,) = cluster.messages(TOPIC)
@@ -51,7 +51,7 @@ def test_a_batch_is_one_message_with_all_its_ids(cluster: FakeCluster, tmp_path:
     assert set(message.properties["KEYS"].split(" ")) == {*stored.values(), "k1", "k2"}
 
 
-def test_a_large_batch_takes_several_messages(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_large_batch_takes_several_messages(cluster, tmp_path):
     """The ids of 3,000 messages are keys of 99,000 bytes; a message has room for 32,767."""
     columns = {"body": [b"x"] * 3000, "sharding_key": ["one"] * 3000}
     assert send(cluster, tmp_path, columns).requests == 1
@@ -61,7 +61,7 @@ def test_a_large_batch_takes_several_messages(cluster: FakeCluster, tmp_path: Pa
     assert 4 <= len(cluster.messages(TOPIC)) <= 6
 
 
-def test_messages_of_a_group_are_drawn_one_by_one(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_messages_of_a_group_are_drawn_one_by_one(cluster, tmp_path):
     columns = {"body": [b"%d" % n for n in range(2000)], "delay_level": pa.array([1] * 2000)}
     assert send(cluster, tmp_path, columns, traceSample=0.1).acked == 2000
     ids = {m.properties["UNIQ_KEY"]: m.body for m in cluster.messages("t")}
@@ -75,9 +75,7 @@ def test_messages_of_a_group_are_drawn_one_by_one(cluster: FakeCluster, tmp_path
 
 
 @pytest.mark.parametrize("share", [0, 1])
-def test_none_without_the_option_or_where_a_broker_wants_none(
-    cluster: FakeCluster, tmp_path: Path, share: int
-) -> None:
+def test_none_without_the_option_or_where_a_broker_wants_none(cluster, tmp_path, share):
     fields = {"msgId": "7F0000010000238F000000000001E240", "queueId": "0", "queueOffset": "0"}
     fields["TRACE_ON"] = "false" if share else "true"
     cluster.on_send(Answer(0, ext=(*fields.items(),), stores=True), times=None)
@@ -86,9 +84,7 @@ def test_none_without_the_option_or_where_a_broker_wants_none(
 
 
 @pytest.mark.parametrize("behaviour", [Answer(13, "illegal"), Drop(), None])
-def test_a_trace_fails_and_delays_nothing(
-    cluster: FakeCluster, tmp_path: Path, behaviour: Any
-) -> None:
+def test_a_trace_fails_and_delays_nothing(cluster, tmp_path, behaviour):
     """Where `behaviour` is None, the topic of traces has no route, and brokers make none."""
     options = {"requestMaxMessages": 1, "retryTimesWhenSendFailed": 0, "traceTopic": TOPIC}
     for broker in cluster.brokers if behaviour is not None else ():
@@ -103,16 +99,14 @@ def test_a_trace_fails_and_delays_nothing(
     assert len(cluster.messages("t")) == 500
 
 
-def test_keys_that_fill_a_message_lose_its_trace_only(
-    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_that_fill_a_message_lose_its_trace_only(cluster, tmp_path, caplog):
     """The trace's keys are the row's and its id, for which the properties have no more room."""
     columns = {"body": [b"x"], "keys": ["k" * 32_430], "message_id": ["0" * 40]}
     assert send(cluster, tmp_path, columns).acked == 1
     assert not cluster.messages(TOPIC) and "traces is lost" in caplog.text
 
 
-def test_as_many_requests_are_drawn_as_the_sample_says(cluster: FakeCluster) -> None:
+def test_as_many_requests_are_drawn_as_the_sample_says(cluster):
     options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", traceSample=0.2)
     sample = RequestTraces(options, SendEngine(options), np.random.default_rng(1))
     counts = [len(sample._sampled_positions(1 + n % 7)) for n in range(7000)]

@@ -54,14 +54,12 @@ cluster = scripted_cluster(t=4)
 
 
 @pytest.fixture
-def pool(closing: Any) -> Any:
+def pool(closing):
     return closing(ProducerPool())
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-def test_every_row_is_stored_in_order_and_the_spool_says_so(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path, ordering: str
-) -> None:
+def test_every_row_is_stored_in_order_and_the_spool_says_so(cluster, pool, tmp_path, ordering):
     summary = send(cluster, tmp_path, pool, ordering=ordering, **PATIENT)
     stored = cluster.messages("t")
     assert sorted({m.body for m in stored}) == [f"{i:06d}".encode() for i in range(2000)]
@@ -79,7 +77,7 @@ def test_every_row_is_stored_in_order_and_the_spool_says_so(
     assert [r["acked"] for r in rows if r["kind"] == "epoch"] == [2000]
 
 
-def test_an_engine_is_used_again(cluster: FakeCluster, pool: ProducerPool, tmp_path: Path) -> None:
+def test_an_engine_is_used_again(cluster, pool, tmp_path):
     send(cluster, tmp_path, pool)
     options = SinkOptions.parse({"nameServer": cluster.name_server, "topic": "t",
                                  "ledger": str(tmp_path)})  # fmt: skip
@@ -89,16 +87,14 @@ def test_an_engine_is_used_again(cluster: FakeCluster, pool: ProducerPool, tmp_p
     assert pool.acquire(options) is engine
 
 
-def test_no_name_server_fails_the_task_and_names_each(pool: ProducerPool, tmp_path: Path) -> None:
+def test_no_name_server_fails_the_task_and_names_each(pool, tmp_path):
     with FakeCluster(brokers=1) as gone:
         address = gone.name_server
     with pytest.raises(NameServerUnavailableError, match=address):
         send_to(address, tmp_path, pool)
 
 
-def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
-) -> None:
+def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(cluster, pool, tmp_path):
     send(cluster, tmp_path / "warm", pool, count=10)
     cluster.kill()
     with pytest.raises(DeliveryError, match="no broker took any of 100 rows"):
@@ -110,7 +106,7 @@ def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(
     assert {r["reason"] for r in letters} == {"transport"}
 
 
-def test_without_a_ledger_they_fail_the_task(cluster: FakeCluster, pool: ProducerPool) -> None:
+def test_without_a_ledger_they_fail_the_task(cluster, pool):
     cluster.kill()
     with pytest.raises(DeliveryError, match="no ledger"):
         send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
@@ -128,18 +124,15 @@ def send_to(address: str, ledger: Path, pool: ProducerPool) -> Any:
     [(False, "at_least_once", 0), (True, "at_least_once", 20), (True, "effectively_once", 0)],
 )
 def test_rows_that_may_be_stored_already_are_counted(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path,
-    again: bool, delivery: str, possible: int,
-) -> None:  # fmt: skip
+    cluster, pool, tmp_path, again, delivery, possible
+):
     cluster.create_topic("t")
     send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
     (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
     assert (account["acked"], account["duplicates_possible"]) == (20, possible)
 
 
-def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
-) -> None:
+def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(cluster, pool, tmp_path):
     once = {"delivery": "effectively_once", "count": 10}
     send(cluster, tmp_path, pool, **once)
     send(cluster, tmp_path, pool, **once)
@@ -148,9 +141,7 @@ def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(
     assert len(cluster.messages("t")) == 10
 
 
-def test_an_app_id_of_another_query_sends_nothing(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
-) -> None:
+def test_an_app_id_of_another_query_sends_nothing(cluster, pool, tmp_path):
     for query in ("q1", "q1", "q2"):
         if query == "q2":
             with pytest.raises(CheckpointError, match="'app' names the streaming query q1"):

@@ -3,7 +3,6 @@
 import gc
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +12,7 @@ from tests.python import run_python
 
 
 @pytest.fixture
-def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_worker(monkeypatch):
     monkeypatch.setattr(worker_heap, "_is_worker", lambda: True)
     worker_heap.freeze_once.cache_clear()
     yield
@@ -21,7 +20,7 @@ def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_a_workers_heap_is_frozen_once(in_worker: None) -> None:
+def test_a_workers_heap_is_frozen_once(in_worker):
     before = gc.get_freeze_count()
     worker_heap.freeze_once()
     frozen = gc.get_freeze_count()
@@ -31,7 +30,7 @@ def test_a_workers_heap_is_frozen_once(in_worker: None) -> None:
     assert gc.get_freeze_count() <= frozen, len(later)
 
 
-def test_nobody_elses_heap_is_frozen() -> None:
+def test_nobody_elses_heap_is_frozen():
     worker_heap.freeze_once.cache_clear()
     before = gc.get_freeze_count()
     worker_heap.freeze_once()
@@ -39,7 +38,7 @@ def test_nobody_elses_heap_is_frozen() -> None:
 
 
 @pytest.mark.spark
-def test_workers_are_known_by_their_main_module(spark: Any) -> None:
+def test_workers_are_known_by_their_main_module(spark):
     """A task that has sent has also frozen the objects of its worker."""
 
     def main_module(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,7 +54,7 @@ def test_workers_are_known_by_their_main_module(spark: Any) -> None:
     assert row.name == "pyspark.daemon" and row.frozen > 10_000
 
 
-def test_planning_and_committing_import_little() -> None:
+def test_planning_and_committing_import_little():
     """Spark plans and commits a stream's data source in processes that do nothing else."""
     heavy = [
         "numpy", "pyarrow.compute", "pyarrow.fs", "rocket_sink.producer.engine.engine", "tenacity",

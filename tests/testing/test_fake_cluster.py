@@ -2,7 +2,6 @@
 
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -57,13 +56,13 @@ cluster = scripted_cluster()
 
 
 @pytest.fixture
-def client(cluster: FakeCluster) -> Iterator[Client]:
+def client(cluster):
     client = Client(cluster.brokers[0].address)
     yield client
     client.socket.close()
 
 
-def test_a_batch_is_stored_as_its_messages(cluster: FakeCluster, client: Client) -> None:
+def test_a_batch_is_stored_as_its_messages(cluster, client):
     assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17  # type: ignore[union-attr]
     inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
     sent = decode_send_answer(client.ask(send(body=inner, batch=True)))  # type: ignore[arg-type]
@@ -74,7 +73,7 @@ def test_a_batch_is_stored_as_its_messages(cluster: FakeCluster, client: Client)
     assert [queue.broker_name for queue in cluster.route("t").queues] == ["broker-a"]
 
 
-def test_legacy_name_servers_write_bare_keys() -> None:
+def test_legacy_name_servers_write_bare_keys():
     with FakeCluster(brokers=1, legacy_json=True) as cluster:
         cluster.create_topic("t")
         answer = Client(cluster.name_server).ask(requests.get_route("t"))
@@ -83,7 +82,7 @@ def test_legacy_name_servers_write_bare_keys() -> None:
 
 
 @pytest.mark.parametrize("at_byte", [0, 1, 8, 30])
-def test_answers_cut_at_a_byte(cluster: FakeCluster, client: Client, at_byte: int) -> None:
+def test_answers_cut_at_a_byte(cluster, client, at_byte):
     cluster.brokers[0].on_send(CutAnswer(at_byte))
     assert client.ask(send()) is None
     assert len(client.received) == at_byte
@@ -113,12 +112,12 @@ def test_what_is_answered_meanwhile_comes_after_the_bytes_that_drip(cluster, thr
     assert [answer and answer.code for answer in answers] == [0, 0, 0]
 
 
-def test_a_rule_for_no_request_is_none(cluster: FakeCluster, client: Client) -> None:
+def test_a_rule_for_no_request_is_none(cluster, client):
     cluster.brokers[0].on_send(Answer(2, "busy"), times=0)
     assert client.ask(send()).code == 0
 
 
-def test_freeze_takes_bytes_and_thaw_handles_them(cluster: FakeCluster, client: Client) -> None:
+def test_freeze_takes_bytes_and_thaw_handles_them(cluster, client):
     cluster.brokers[0].freeze()
     client.socket.sendall(encode_frame(send()))
     assert client.read(0.2) is None
@@ -141,7 +140,7 @@ def test_kill_refuses_and_restart_keeps_port_and_store(cluster, client):
     assert len(cluster.messages("t")) == 2
 
 
-def test_a_broker_that_is_started_anew_is_not_frozen(cluster: FakeCluster) -> None:
+def test_a_broker_that_is_started_anew_is_not_frozen(cluster):
     broker = cluster.brokers[0]
     broker.freeze()
     broker.kill()
@@ -166,19 +165,19 @@ def test_a_request_that_cannot_be_handled_is_an_answer(client, request_):
     assert [answer and answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR, 0]
 
 
-def test_close_and_start_may_be_called_twice() -> None:
+def test_close_and_start_may_be_called_twice():
     with FakeCluster(brokers=1) as cluster:
         cluster.start_name_server()
         cluster.brokers[0].restart()
         cluster.close()
 
 
-def test_a_topic_on_no_broker_is_on_none(cluster: FakeCluster) -> None:
+def test_a_topic_on_no_broker_is_on_none(cluster):
     cluster.create_topic("nowhere", brokers=[])
     assert not cluster.route("nowhere").queues
 
 
-def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster: FakeCluster) -> None:
+def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster):
     broker = cluster.brokers[0]
     broker.kill()
     host, _, port = broker.address.rpartition(":")
@@ -188,7 +187,7 @@ def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster: FakeCl
     Client(broker.address).socket.close()
 
 
-def test_the_same_seed_gives_the_same_chances() -> None:
+def test_the_same_seed_gives_the_same_chances():
     def run(seed: int) -> list[int]:
         with FakeCluster(brokers=1, seed=seed) as cluster:
             cluster.brokers[0].on_send(Answer(2), times=None, chance=0.5)
@@ -199,7 +198,7 @@ def test_the_same_seed_gives_the_same_chances() -> None:
     assert run(3) != run(4)
 
 
-def test_the_proxy_passes_cuts_freezes_and_refuses(cluster: FakeCluster) -> None:
+def test_the_proxy_passes_cuts_freezes_and_refuses(cluster):
     with FaultProxy(cluster.brokers[0].address) as proxy:
         client = Client(proxy.address)
         assert client.ask(send()).code == 0

@@ -1,8 +1,6 @@
 """The proxy does to a real broker's connections what scripted brokers do on their own."""
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,6 @@ from rocket_sink.testing import (
     Delay,
     Drip,
     Drop,
-    FakeCluster,
     FaultProxies,
     FaultProxy,
     Garbage,
@@ -38,13 +35,13 @@ cluster = scripted_cluster(1, scope="module")
 
 
 @pytest.fixture
-def proxy(cluster: FakeCluster) -> Iterator[FaultProxy]:
+def proxy(cluster):
     with FaultProxy(cluster.brokers[0].address) as one:
         yield one
 
 
 @pytest.fixture(params=["proxy", "broker"])
-def server(request: pytest.FixtureRequest, cluster: FakeCluster, proxy: FaultProxy) -> Any:
+def server(request, cluster, proxy):
     """Return what misbehaves: a proxy, or the scripted broker itself."""
     return proxy if request.param == "proxy" else cluster.brokers[0]
 
@@ -92,7 +89,7 @@ def test_behaviours(cluster, server, behaviour, code, stored):
     assert len(cluster.messages("t")) - before == stored + 1
 
 
-def test_garbage_and_foreign_answers(server: Any) -> None:
+def test_garbage_and_foreign_answers(server):
     client = Client(server.address)
     server.on_send(WrongOpaque())
     request = send()
@@ -102,7 +99,7 @@ def test_garbage_and_foreign_answers(server: Any) -> None:
     assert client.socket.recv(100) == b"HTTP/1.1"
 
 
-def test_other_requests_are_unchanged_and_chance_is_seeded(cluster: FakeCluster) -> None:
+def test_other_requests_are_unchanged_and_chance_is_seeded(cluster):
     def codes(seed: int) -> list[int]:
         with FaultProxy(cluster.brokers[0].address, seed=seed) as proxy:
             proxy.on(RequestCode.HEART_BEAT, Answer(1))
@@ -116,7 +113,7 @@ def test_other_requests_are_unchanged_and_chance_is_seeded(cluster: FakeCluster)
     assert codes(3) == codes(3) != codes(4)
 
 
-def test_a_producer_behind_proxies(cluster: FakeCluster) -> None:
+def test_a_producer_behind_proxies(cluster):
     broker = cluster.brokers[0]
     with FaultProxies(cluster.name_server) as proxies:
         proxy = proxies.of(broker.address)
@@ -140,7 +137,7 @@ def test_a_producer_behind_proxies(cluster: FakeCluster) -> None:
     frames=st.lists(st.binary(max_size=40), max_size=5),
     cuts=st.lists(st.integers(1, 60), min_size=1),
 )
-def test_frames_pass_whole_and_in_order(frames: list[bytes], cuts: list[int]) -> None:
+def test_frames_pass_whole_and_in_order(frames, cuts):
     encoded = [encode_frame(Frame(1, body=body or None)) for body in frames]
     data, cutter, passed = b"".join(encoded), Cutter(), []
     for size in itertools.cycle(cuts):
@@ -151,19 +148,19 @@ def test_frames_pass_whole_and_in_order(frames: list[bytes], cuts: list[int]) ->
     assert passed == encoded
 
 
-def test_what_is_no_frame_passes_as_it_comes() -> None:
+def test_what_is_no_frame_passes_as_it_comes():
     cutter = Cutter()
     hello = b"\x16\x03\x01\x02\x00" + bytes(100)
     assert [*cutter.cut(hello), *cutter.cut(b"more")] == [hello, b"more"]
 
 
-def test_a_frame_that_nobody_can_read_reaches_the_broker(proxy: FaultProxy) -> None:
+def test_a_frame_that_nobody_can_read_reaches_the_broker(proxy):
     client = Client(proxy.address, 30)
     client.socket.sendall(b"\0\0\0\x08" + b"\xff" * 8)
     assert client.socket.recv(1) == b"", "the broker closes the connection"
 
 
-def test_a_master_that_is_replaced(cluster: FakeCluster) -> None:
+def test_a_master_that_is_replaced(cluster):
     """C74 (testChangeMaster): the same queues move to another address."""
     cluster.create_topic("m")
     broker = cluster.brokers[0]

@@ -22,7 +22,7 @@ Ask = Callable[..., Frame]
 
 
 @pytest.fixture
-def ask(cluster: FakeCluster) -> Ask:
+def ask(cluster):
     """Return a function that asks broker-a."""
     client = Client(cluster.brokers[0].address)
     return lambda code, **ext: client.ask(Frame(code, {k: str(v) for k, v in ext.items()}))
@@ -71,7 +71,7 @@ def test_a_pull(cluster, ask, first, most, code, read, following):
     assert refused.code == ResponseCode.INVALID_PARAMETER and "queueId[1]" in str(refused.remark)
 
 
-def test_messages_are_found_by_keys_and_ids(cluster: FakeCluster, ask: Ask) -> None:
+def test_messages_are_found_by_keys_and_ids(cluster, ask):
     put(cluster, 1, 2, 3)
     store, by_id = cluster.brokers[0].store, {"_UNIQUE_KEY_QUERY": "true"}
     first, second, third = store.messages("t")
@@ -132,7 +132,7 @@ def test_a_send_meets_the_topics_settings(cluster, settings, ext, code, queues):
         assert stored.properties["CLUSTER"] == "FakeCluster"
 
 
-def test_a_compressed_body_is_stored_as_it_was(cluster: FakeCluster, ask: Ask) -> None:
+def test_a_compressed_body_is_stored_as_it_was(cluster, ask):
     frame = send("t", body=zlib.compress(b"text " * 9))
     frame.ext["f"] = str(SysFlag.COMPRESSED | 3 << 8)
     assert Client(cluster.brokers[0].address).ask(frame).code == 0
@@ -182,7 +182,7 @@ def test_a_half_message_is_hidden_until_its_end(cluster, state, changes, code, s
     assert not broker.half_messages() and not cluster.messages(HALF_TOPIC)
 
 
-def test_a_timed_message_is_recalled_once(cluster: FakeCluster, ask: Ask) -> None:
+def test_a_timed_message_is_recalled_once(cluster, ask):
     put(cluster, 1, TIMER_DELAY_MS="5000")
     put(cluster, 2)
     recalled = []
@@ -194,7 +194,7 @@ def test_a_timed_message_is_recalled_once(cluster: FakeCluster, ask: Ask) -> Non
     assert [m.body for m in cluster.messages("t")] == [b"2"]
 
 
-def test_topics_of_brokers(cluster: FakeCluster, ask: Ask) -> None:
+def test_topics_of_brokers(cluster, ask):
     ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic="x", writeQueueNums=3, readQueueNums=3, perm=4,
         attributes="+a=b=c,+d=e")  # fmt: skip
     made = cluster.brokers[0].topics["x"]
@@ -211,7 +211,7 @@ def test_topics_of_brokers(cluster: FakeCluster, ask: Ask) -> None:
     assert json.loads(bytes(listed.body or b"")) == {"topicList": ["TBW102", "x"]}
 
 
-def test_brokers_of_name_servers(cluster: FakeCluster) -> None:
+def test_brokers_of_name_servers(cluster):
     def known() -> dict[str, str]:
         answer = Client(cluster.name_server).ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
         info = json.loads(bytes(answer.body or b""))
@@ -235,7 +235,7 @@ def test_brokers_of_name_servers(cluster: FakeCluster) -> None:
         assert not many.route("TBW102").queues
 
 
-def test_what_is_done_to_all_brokers(cluster: FakeCluster) -> None:
+def test_what_is_done_to_all_brokers(cluster):
     clients = [Client(broker.address) for broker in cluster.brokers]
 
     def codes(frame: Frame) -> list[int | None]:
@@ -264,7 +264,7 @@ def test_what_is_done_to_all_brokers(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["delay_ms", "bytes_per_s", "cut", "none"])
-def test_a_proxy_changes_both_directions(cluster: FakeCluster, behaviour: str) -> None:
+def test_a_proxy_changes_both_directions(cluster, behaviour):
     with FaultProxy(cluster.brokers[0].address) as proxy:
         client = Client(proxy.address, 30)
         if behaviour in ("delay_ms", "bytes_per_s"):
@@ -287,7 +287,7 @@ def test_a_proxy_changes_both_directions(cluster: FakeCluster, behaviour: str) -
     proxy.close()
 
 
-def test_proxies_of_a_cluster(cluster: FakeCluster) -> None:
+def test_proxies_of_a_cluster(cluster):
     """Answers to other requests of the name server are unchanged."""
     with FaultProxies(cluster.name_server) as proxies:
         front, addresses = Client(proxies.name_server), [b.address for b in cluster.brokers]

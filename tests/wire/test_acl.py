@@ -27,7 +27,7 @@ CANARY = "canary-5b1f"
         pytest.param("20231227T194619Z", "abc", "0YqcvN26kEHWaTJo/vFamJ5kQws=", id="C60"),
     ],
 )
-def test_signatures(content: str, secret: str, expected: str):
+def test_signatures(content, secret, expected):
     signer = Credentials("any", secret).signer()
     assert signer.signature(content, None) == expected
     assert signer.signature("", content.encode()) == expected
@@ -53,7 +53,7 @@ def test_c59_the_canonical_text_of_a_long_header():
         (b"hello", "tok", "PK1LHaW4u0ees8fzq8QUUYjT5c0="),
     ],
 )
-def test_c62_a_send(body: bytes | None, token: str | None, expected: str):
+def test_c62_a_send(body, token, expected):
     added = sign(C62_EXT, body, "RocketMQ", "12345678", token)
     assert added.pop("Signature") == expected
     assert added == {"AccessKey": "RocketMQ"} | ({"SecurityToken": token} if token else {})
@@ -83,7 +83,7 @@ def test_names_sort_by_utf16_units():
 
 
 @pytest.mark.parametrize(("access", "secret"), [("", "s"), ("a", ""), ("", "")])
-def test_c64_half_credentials_are_an_error(access: str, secret: str):
+def test_c64_half_credentials_are_an_error(access, secret):
     """Java switches ACL off then: the broker's refusal would be the first sign of the mistake."""
     with pytest.raises(OptionError, match="belong together"):
         Credentials(access, secret)
@@ -103,7 +103,7 @@ def test_credentials_travel_in_task_closures():
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_how_a_body_is_cut_into_buffers_does_not_matter(body: bytes, cuts: list[int]):
+def test_how_a_body_is_cut_into_buffers_does_not_matter(body, cuts):
     signer = Credentials("a", "b").signer()
     edges = sorted(min(cut, len(body)) for cut in cuts)
     parts = [body[low:high] for low, high in zip([0, *edges], [*edges, len(body)], strict=True)]

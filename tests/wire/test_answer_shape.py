@@ -47,7 +47,7 @@ def read_all(headers: list[bytes]) -> list[Frame]:
     return frames
 
 
-def test_an_answer_without_a_body_does_not_get_the_body_of_the_first() -> None:
+def test_an_answer_without_a_body_does_not_get_the_body_of_the_first():
     reader = FrameReader(shapes=AnswerShapes())
     for opaque, body in enumerate((b"a route", None)):
         reader.receive_data(encode_frame(Frame(0, None, body, opaque, 1)))
@@ -66,7 +66,7 @@ def meaning(frame: Frame) -> object:
 
 
 @given(st.lists(answers(), max_size=6), st.lists(answers(extras={"TRACE_ON": "true"}), max_size=6))
-def test_both_ways_agree(first: list[Frame], second: list[Frame]) -> None:
+def test_both_ways_agree(first, second):
     headers = [encode_json_header(frame) for frame in (*first, *second)]
     general = [decode_json_header(header) for header in headers]
     assert [meaning(frame) for frame in read_all(headers)] == [meaning(f) for f in general]
@@ -82,7 +82,7 @@ def answer(number: int, **changes: str) -> bytes:
     "more",
     [{}, {"recallHandle": "h", "MSG_REGION": "r"}, {"transactionId": "7F", "MSG_REGION": "r"}],
 )
-def test_the_second_answer_is_read_by_the_shape_of_the_first(more: dict[str, str]) -> None:
+def test_the_second_answer_is_read_by_the_shape_of_the_first(more):
     other = {name: text if name == "MSG_REGION" else text.swapcase() for name, text in more.items()}
     headers = [answer(1, **more), answer(2, **other), answer(3, TRACE_ON="false", **more)]
     frames = read_all(headers)
@@ -91,13 +91,13 @@ def test_the_second_answer_is_read_by_the_shape_of_the_first(more: dict[str, str
     assert [meaning(frame) for frame in frames] == [meaning(frame) for frame in general]
 
 
-def test_a_stream_that_changes_its_ways_is_not_learned_for_ever() -> None:
+def test_a_stream_that_changes_its_ways_is_not_learned_for_ever():
     frames = read_all([answer(n, TRACE_ON=f"t{n}") for n in range(50)] + [answer(1)] * 2)
     assert not any(type(frame) is SendAnswerFrame for frame in frames)
 
 
 @pytest.mark.parametrize("changes", [{"queueOffset": "-1"}, {"msgId": ""}])
-def test_an_invalid_answer_gives_no_shape(changes: dict[str, str]) -> None:
+def test_an_invalid_answer_gives_no_shape(changes):
     header = answer(1, **changes)
     assert AnswerShape.of(decode_json_header(header), header) is None
 
@@ -137,7 +137,7 @@ def usual(n: int, **other: str) -> Frame:
         min_size=9, max_size=40,
     )
 )  # fmt: skip
-def test_many_at_once_mean_the_same(frames: list[Frame]):
+def test_many_at_once_mean_the_same(frames):
     headers = [encode_json_header(frame) for frame in frames]
     decoded, _ = read_at_once(stream_of(frames))
     wanted = [repr(meaning(frame)) for frame in read_all(headers)]
@@ -145,7 +145,7 @@ def test_many_at_once_mean_the_same(frames: list[Frame]):
 
 
 @pytest.mark.parametrize("other", [{}, {"recallHandle": "djEgdG9waWMg_-A="}])
-def test_many_at_once_are_read_so(other: dict[str, str]):
+def test_many_at_once_are_read_so(other):
     frames = [usual(n, **other) for n in range(90, 400)]
     decoded, many = read_at_once(stream_of(frames))
     assert many > 250
@@ -158,7 +158,7 @@ PLAIN = st.integers(0, 2**31 - 1).map(
 
 
 @given(st.lists(st.one_of(PLAIN, PLAIN, PLAIN, answers()), min_size=20, max_size=60))
-def test_plain_answers_mean_the_same(frames: list[Frame]):
+def test_plain_answers_mean_the_same(frames):
     headers = [encode_json_header(frame) for frame in frames]
     decoded, _ = read_at_once(stream_of(frames))
     wanted = [decode_json_header(header) for header in headers]
@@ -167,7 +167,7 @@ def test_plain_answers_mean_the_same(frames: list[Frame]):
 
 
 @pytest.mark.parametrize("odd", [{"code": 1}, {"flag": 3}, {"remark": "no"}, {"version": 485}])
-def test_plain_answers_are_read_at_once(odd: dict[str, object]):
+def test_plain_answers_are_read_at_once(odd):
     frames = [Frame(0, opaque=n, flag=1, version=493) for n in range(1000, 1400)]
     for name, value in odd.items():
         setattr(frames[200], name, value)
@@ -195,7 +195,7 @@ def test_plain_answers_with_an_empty_object_of_fields():
         {"TRACE_ON": "ture"}, {"code": 1}, {"flag": 3}, {"version": 485},
     ],
 )  # fmt: skip
-def test_one_of_another_kind_among_many_is_read_by_itself(changes: dict[str, object]):
+def test_one_of_another_kind_among_many_is_read_by_itself(changes):
     """The odd frame has the same number of bytes as the others."""
     frames = [usual(n) for n in range(100, 140)]
     odd = frames[20]

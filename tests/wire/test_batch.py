@@ -60,7 +60,7 @@ def test_c23_the_accumulators_batch():
         pytest.param(Message("t", b"b", lite_topic="s"), "lite topic", id="a lite topic"),
     ],
 )
-def test_messages_that_cannot_travel_together(second: Message, said: str):
+def test_messages_that_cannot_travel_together(second, said):
     with pytest.raises(MessageError, match=said) as caught:
         check_batch([Message("t", b"b"), second])
     assert caught.value.code == "INVALID_BATCH"
@@ -99,7 +99,7 @@ def test_f65_properties_that_javas_short_cannot_count():
         max_size=5,
     )
 )
-def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]]]):
+def test_what_is_written_is_read(messages):
     data = b"".join(
         encode_inner(body, encode_properties(properties), flag)
         for flag, body, properties in messages
@@ -109,7 +109,7 @@ def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]
 
 
 @pytest.mark.parametrize("cut", range(1, 46))
-def test_a_cut_batch_is_refused(cut: int):
+def test_a_cut_batch_is_refused(cut):
     data = encode_inner(b"body", WAIT + "key\x01value\x02", 12)
     with pytest.raises(RemoteProtocolError):
         list(iter_batch(data[:-cut]))
@@ -118,7 +118,7 @@ def test_a_cut_batch_is_refused(cut: int):
 
 
 @pytest.mark.parametrize("length", [-1, 0, 19, 21, 32_767])
-def test_properties_fill_a_message_exactly(length: int):
+def test_properties_fill_a_message_exactly(length):
     data = bytearray(encode_inner(b"body", WAIT + "key\x01value\x02", 12))
     assert data[24:26] == (20).to_bytes(2, "big")
     data[24:26] = length.to_bytes(2, "big", signed=True)

@@ -1,7 +1,5 @@
 """Numbers that are computed, or easy to mistype."""
 
-from enum import IntEnum
-
 import pytest
 
 from rocket_sink.wire.codes import (
@@ -26,7 +24,7 @@ def test_version_ordinals():
     [(479, "5.3.3"), (478, "5.3.3-SNAPSHOT"), (401, "4.9.4"), (213, "4.0.0"), (611, "5.9.9"),
      (0, "unknown (0)"), (613, "unknown (613)"), (-7, "unknown (-7)")],
 )  # fmt: skip
-def test_version_names(ordinal: int, name: str):
+def test_version_names(ordinal, name):
     assert version_name(ordinal) == name
 
 
@@ -50,7 +48,7 @@ _REQUEST_CODES = (
         (MessageType, "0 1 2 3 4"),
     ],
 )  # fmt: skip
-def test_the_numbers_are_those_of_java(codes: type[IntEnum], numbers: str):
+def test_the_numbers_are_those_of_java(codes, numbers):
     """In the order of Java's classes RequestCode and ResponseCode."""
     assert " ".join(str(int(code)) for code in codes) == numbers
     assert len(codes) == len(codes.__members__)

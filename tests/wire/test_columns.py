@@ -40,7 +40,7 @@ def encoded(rows: list[tuple[bytes, str, int]], *, large: bool = False) -> Encod
     )
 
 
-def test_the_layout_is_the_one_of_message_decoder() -> None:
+def test_the_layout_is_the_one_of_message_decoder():
     batch = encoded([(b"body", "K\x01v\x02", 7)])
     assert batch_body(batch, 0, 1) == (
         struct.pack(">iiiii", 22 + 4 + 4, 0, 0, 7, 4)
@@ -52,9 +52,7 @@ def test_the_layout_is_the_one_of_message_decoder() -> None:
 
 @UNTIMED
 @given(MESSAGES, st.booleans(), st.integers(0, 3))
-def test_each_message_has_the_bytes_of_the_scalar_encoder(
-    rows: list[tuple[bytes, str, int]], large: bool, first: int
-) -> None:
+def test_each_message_has_the_bytes_of_the_scalar_encoder(rows, large, first):
     batch = encoded(rows, large=large)
     expected = [encode_inner(*row) for row in rows]
     first = min(first, len(rows))
@@ -64,7 +62,7 @@ def test_each_message_has_the_bytes_of_the_scalar_encoder(
 
 @UNTIMED
 @given(MESSAGES, st.randoms(use_true_random=False))
-def test_a_batch_can_be_decoded_after_it_was_grouped(rows: list, rng: object) -> None:
+def test_a_batch_can_be_decoded_after_it_was_grouped(rows, rng):
     queues = np.array([rng.randrange(3) for _ in rows], np.int64)  # type: ignore[attr-defined]
     groups = group_by_queue(queues, 3)
     batch = encoded(rows).take(groups)
@@ -74,19 +72,19 @@ def test_a_batch_can_be_decoded_after_it_was_grouped(rows: list, rng: object) ->
         assert [message.body for message in iter_batch(part)] == bodies
 
 
-def test_sliced_columns_encode_their_own_rows_only() -> None:
+def test_sliced_columns_encode_their_own_rows_only():
     body, properties = pa.array([b"x", b"a", b"y"])[1:2], pa.array([b"p", b"q", b"r"])[1:2]
     batch = encode_columns(body, properties)
     assert batch_body(batch, 0, 1) == encode_inner(b"a", "q")
 
 
-def test_no_rows_make_no_bytes() -> None:
+def test_no_rows_make_no_bytes():
     assert (len(encoded([])), encoded([]).offsets.tolist()) == (0, [0])
     assert batch_body(encoded([]), 0, 0) == b""
 
 
 @pytest.mark.parametrize("size", [32_767, 32_768])
-def test_properties_longer_than_their_int16_length_are_refused(size: int) -> None:
+def test_properties_longer_than_their_int16_length_are_refused(size):
     rows = [(b"x", "p" * size, 0)]
     if size == 32_767:
         assert batch_body(encoded(rows), 0, 1) == encode_inner(*rows[0])
@@ -107,7 +105,7 @@ PIECES = st.lists(
 
 @UNTIMED
 @given(PIECES, st.sampled_from([2**31 - 1, 4]))
-def test_pieces_are_joined_as_python_would_join_them(pieces: list, limit: int) -> None:
+def test_pieces_are_joined_as_python_would_join_them(pieces, limit):
     """The result is that of Python's join for any kinds of pieces, also beyond 32-bit offsets."""
     columns, rows = [], [[], [], []]
     for piece in pieces:
@@ -132,7 +130,7 @@ def test_pieces_are_joined_as_python_would_join_them(pieces: list, limit: int) -
 
 @UNTIMED
 @given(st.lists(st.integers(0, 5), max_size=60), st.sampled_from([6, 70_000]))
-def test_grouping_is_a_stable_sort_by_queue(queues: list[int], count: int) -> None:
+def test_grouping_is_a_stable_sort_by_queue(queues, count):
     groups = group_by_queue(np.array(queues, np.int64), count)
     expected = [i for q in range(6) for i, own in enumerate(queues) if own == q]
     assert groups.order.tolist() == expected
@@ -142,7 +140,7 @@ def test_grouping_is_a_stable_sort_by_queue(queues: list[int], count: int) -> No
 
 
 @pytest.mark.parametrize(("index", "said"), [(-1, "negative"), (2, "queue index 2 with 2 queues")])
-def test_a_queue_that_is_not_there_is_an_error(index: int, said: str) -> None:
+def test_a_queue_that_is_not_there_is_an_error(index, said):
     with pytest.raises(ValueError, match=said):
         group_by_queue(np.array([0, index]), 2)
 
@@ -153,9 +151,7 @@ def test_a_queue_that_is_not_there_is_an_error(index: int, said: str) -> None:
     st.integers(60, 300),
     st.integers(1, 9),
 )
-def test_cuts_are_whole_in_order_within_limits_and_as_few_as_can_be(
-    rows: list[tuple[int, int]], max_bytes: int, max_messages: int
-) -> None:
+def test_cuts_are_whole_in_order_within_limits_and_as_few_as_can_be(rows, max_bytes, max_messages):
     rows.sort(key=lambda row: row[0])
     offsets = np.concatenate(([0], np.cumsum([size for _, size in rows]))).astype(np.int64)
     groups = group_by_queue(np.array([queue for queue, _ in rows], np.int64), 4)
@@ -179,9 +175,7 @@ def test_cuts_are_whole_in_order_within_limits_and_as_few_as_can_be(
     st.integers(0, 31 * 86_400_000),
     st.integers(0, 200_000),
 )
-def test_ids_are_those_that_are_made_one_by_one(
-    ip: bytes, pid: int, class_hash: int, span_ms: int, counter: int
-) -> None:
+def test_ids_are_those_that_are_made_one_by_one(ip, pid, class_hash, span_ms, counter):
     start_ms = 1_700_000_000_000
     given_parts = {"ip": ip, "pid": pid, "class_hash": class_hash}
     column = message_id_column(**given_parts, span_ms=span_ms, counter=counter, count=5)
@@ -195,7 +189,7 @@ def test_ids_are_those_that_are_made_one_by_one(
     ]  # fmt: skip
 
 
-def test_ids_of_one_column_differ_though_the_counter_wraps() -> None:
+def test_ids_of_one_column_differ_though_the_counter_wraps():
     column = message_id_column(
         ip=bytes(4), pid=1, class_hash=2, span_ms=5, counter=65_000, count=140_000
     )

@@ -78,9 +78,7 @@ def strings_of(rows: list[dict[str, Any]]) -> list[bytes]:
 
 @UNTIMED
 @given(ROWS, st.integers(0, 3))
-def test_strings_are_those_of_the_one_message_encoder(
-    rows: list[dict[str, Any]], first: int
-) -> None:
+def test_strings_are_those_of_the_one_message_encoder(rows, first):
     columns = {name: array[first:] for name, array in columns_of(rows).items()}
     pieces = property_pieces(len(rows[first:]), **columns)
     assert pieces.strings().to_pylist() == strings_of(rows[first:])
@@ -89,7 +87,7 @@ def test_strings_are_those_of_the_one_message_encoder(
 
 @UNTIMED
 @given(ROWS)
-def test_a_map_is_measured_without_joining_it(rows: list[dict[str, Any]]) -> None:
+def test_a_map_is_measured_without_joining_it(rows):
     properties = columns_of(rows)["properties"]
     for part in (properties, properties[1:]):
         strings = property_strings(part).to_pylist()
@@ -97,30 +95,30 @@ def test_a_map_is_measured_without_joining_it(rows: list[dict[str, Any]]) -> Non
         assert len(entries_of(part)[0]) == sum(len(pairs) for pairs in part.to_pylist())
 
 
-def test_without_columns_there_is_wait_only() -> None:
+def test_without_columns_there_is_wait_only():
     assert joined(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
     assert joined(0).to_pylist() == []
 
 
 @pytest.mark.parametrize("wait", [[None, True], [None, None]])
-def test_waiting_for_the_store_is_the_default(wait: list[bool | None]) -> None:
+def test_waiting_for_the_store_is_the_default(wait):
     column = joined(2, wait_store=pa.array(wait, pa.bool_()))
     assert column.to_pylist() == [b"WAIT\x01true\x02"] * 2
 
 
-def test_a_null_beside_a_row_that_does_not_wait_still_waits() -> None:
+def test_a_null_beside_a_row_that_does_not_wait_still_waits():
     column = joined(2, wait_store=pa.array([None, False]))
     assert column.to_pylist() == [b"WAIT\x01true\x02", b"WAIT\x01false\x02"]
 
 
-def test_one_text_per_row_is_one_key_and_nulls_are_none() -> None:
+def test_one_text_per_row_is_one_key_and_nulls_are_none():
     column = joined(3, keys=pa.array(["k1", None, "k2"]))
     assert column.to_pylist() == [
         b"KEYS\x01k1\x02WAIT\x01true\x02", b"WAIT\x01true\x02", b"KEYS\x01k2\x02WAIT\x01true\x02"
     ]  # fmt: skip
 
 
-def test_event_time_travels_as_a_user_property() -> None:
+def test_event_time_travels_as_a_user_property():
     column = joined(
         2, properties=pa.array([[("a", "b")], []], MAP), event_time_ms=pa.array([12, None])
     )

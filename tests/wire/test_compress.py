@@ -17,7 +17,7 @@ KINDS = list(CompressionType)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(body=st.binary(max_size=2000), repeat=st.integers(1, 20))
-def test_c33_round_trips(kind: CompressionType, body: bytes, repeat: int):
+def test_c33_round_trips(kind, body, repeat):
     data = compress(body * repeat, kind)
     assert inflate(data, kind) == body * repeat
     assert inflate(data, kind, cap=len(body) * repeat) == body * repeat
@@ -26,7 +26,7 @@ def test_c33_round_trips(kind: CompressionType, body: bytes, repeat: int):
 @pytest.mark.parametrize(
     ("flag", "kind"), [(0x1, "ZLIB"), (0x101, "LZ4"), (0x201, "ZSTD"), (0x301, "ZLIB")]
 )
-def test_c33_flags(flag: int, kind: str):
+def test_c33_flags(flag, kind):
     assert CompressionType.of_sys_flag(flag) is CompressionType[kind]
     if flag != 0x1:
         assert CompressionType[kind].sys_flag == flag
@@ -35,7 +35,7 @@ def test_c33_flags(flag: int, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_f78_a_bomb_stops_at_the_cap(kind: CompressionType):
+def test_f78_a_bomb_stops_at_the_cap(kind):
     bomb = compress(bytes(32 * 1024 * 1024), kind)
     assert len(bomb) < 200_000
     with pytest.raises(RemoteProtocolError, match="more than 8388608"):
@@ -43,7 +43,7 @@ def test_f78_a_bomb_stops_at_the_cap(kind: CompressionType):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_and_broken_streams_are_refused(kind: CompressionType):
+def test_cut_and_broken_streams_are_refused(kind):
     data = compress(bytes(range(256)) * 8, kind)
     for cut in (1, len(data) // 2, len(data)):
         with pytest.raises(RemoteProtocolError):
@@ -59,7 +59,7 @@ def test_java_reads_trailing_bytes_as_nothing():
 @pytest.mark.parametrize(
     ("kind", "module"), [(CompressionType.LZ4, "lz4.frame"), (CompressionType.ZSTD, "zstandard")]
 )
-def test_a_missing_library_is_named_with_its_extra(kind: CompressionType, module, monkeypatch):
+def test_a_missing_library_is_named_with_its_extra(kind, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     for call in (lambda: compress(b"x", kind), lambda: inflate(b"x", kind)):
         name = module.partition(".")[0]
@@ -77,7 +77,7 @@ def test_lz4_blocks_do_not_depend_on_each_other():
 
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
-def test_nothing_may_follow_a_frame(kind: CompressionType):
+def test_nothing_may_follow_a_frame(kind):
     """Java fails on the rest, or appends it if it is a frame: the first is never read alone."""
     frame = compress(b"body", kind)
     for behind in (b"more", frame):
@@ -86,7 +86,7 @@ def test_nothing_may_follow_a_frame(kind: CompressionType):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_body_that_does_not_shrink_stays_as_it_is(kind: CompressionType):
+def test_a_body_that_does_not_shrink_stays_as_it_is(kind):
     noise = random.Random(1).randbytes(70_000)
     assert compress_body(noise, kind, 5, 4096) == (noise, 0)
     body, sys_flag = compress_body(noise * 2, kind, 5, 4096)

@@ -299,7 +299,7 @@ class TestGroups:
         frames = (Frame(0, fields, opaque=opaque, flag=1) for opaque in opaques)
         return b"".join(map(encode_frame, frames))
 
-    def test_answers_come_in_any_order_and_in_pieces(self) -> None:
+    def test_answers_come_in_any_order_and_in_pieces(self):
         connection = Connection(shapes=AnswerShapes(), first_opaque=90)
         assert connection.open_group(30, deadline_s=3.0, token="a") == 90
         assert connection.open_group(20, deadline_s=3.0, token="b") == 120
@@ -325,7 +325,7 @@ class TestGroups:
         assert connection.in_flight == 0 and connection.close() == []
         assert max(sizes) > 16, "many answers are read at once"
 
-    def test_answers_twice_and_those_of_others_are_unexpected(self) -> None:
+    def test_answers_twice_and_those_of_others_are_unexpected(self):
         connection = Connection(shapes=AnswerShapes())
         connection.open_group(10, deadline_s=3.0, token="a")
         connection.receive_data(self.answers([0]), 0.0)
@@ -334,7 +334,7 @@ class TestGroups:
         assert connection.in_flight == 0
 
     @pytest.mark.parametrize("written", [False, True])
-    def test_what_is_left_comes_back_once(self, written: bool) -> None:
+    def test_what_is_left_comes_back_once(self, written):
         for end in ("expire", "close"):
             connection = Connection(shapes=AnswerShapes())
             connection.open_group(20, deadline_s=3.0, token="a")
@@ -351,7 +351,7 @@ class TestGroups:
             else:
                 assert ends(connection.close()) == [("a", written), ("b", False)]
 
-    def test_unwritten_groups_can_be_withdrawn(self) -> None:
+    def test_unwritten_groups_can_be_withdrawn(self):
         connection = Connection(shapes=AnswerShapes())
         connection.open_group(20, deadline_s=3.0, token="a")
         connection.open_group(20, deadline_s=3.0, token="b")
@@ -359,7 +359,7 @@ class TestGroups:
         assert connection.in_flight == 20
         connection.mark_written("a", 1.0)
 
-    def test_ids_are_consecutive_and_not_in_flight(self) -> None:
+    def test_ids_are_consecutive_and_not_in_flight(self):
         in_flight: dict[int, object] = {3: None}
         assert free_opaque(OPAQUES - 5, in_flight, 5) == OPAQUES - 5
         assert free_opaque(OPAQUES - 5, in_flight, 6) == 4

@@ -48,7 +48,7 @@ def pull_answer(body: bytes) -> Frame:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_that_is_read_whole(kind: CompressionType) -> None:
+def test_an_answer_that_is_read_whole(kind):
     answer = bomb(kind, 8 * MIB) * 64
     with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
         decode_stored(answer)
@@ -56,7 +56,7 @@ def test_an_answer_that_is_read_whole(kind: CompressionType) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
+def test_what_is_not_wanted_is_not_inflated(kind):
     """A look-up may return other messages with the same hash; a broker may send anything."""
     answer = bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine")
 
@@ -72,7 +72,7 @@ def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_answers_that_are_kept_together_share_an_allowance(is_inner: bool) -> None:
+def test_answers_that_are_kept_together_share_an_allowance(is_inner):
     allowance = Allowance(20 * MIB)
     answer = bomb(CompressionType.ZLIB, 8 * MIB)
     if is_inner:
@@ -90,7 +90,7 @@ def _decode_answer(frame: Frame) -> list[StoredMessage]:
 
 
 @pytest.mark.parametrize("read", [_decode_answer, decode_transaction_check])
-def test_an_inner_batch_of_a_kilobyte(read: Callable[[Frame], Any]) -> None:
+def test_an_inner_batch_of_a_kilobyte(read):
     data, count = inner_bomb()
     assert len(data) < 1000 and count > 381_000
     for bodies in (data, data * 1000):
@@ -98,7 +98,7 @@ def test_an_inner_batch_of_a_kilobyte(read: Callable[[Frame], Any]) -> None:
             read(Frame(0, {}, bodies))
 
 
-def test_looking_for_one_id_among_inner_batches_ends() -> None:
+def test_looking_for_one_id_among_inner_batches_ends():
     data, _ = inner_bomb()
     with memory_below(40 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
         decode_stored(data * 10_000, wanted=lambda properties: False, bodies=False)
@@ -116,7 +116,7 @@ def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pull_takes_what_it_has_room_for(kind: CompressionType) -> None:
+def test_a_pull_takes_what_it_has_room_for(kind):
     encoded = [bomb(kind, 4 * MIB, offset=offset) for offset in range(20)]
     with memory_below(40 * MIB):
         offsets = []
@@ -126,7 +126,7 @@ def test_a_pull_takes_what_it_has_room_for(kind: CompressionType) -> None:
     assert offsets == list(range(20))
 
 
-def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
+def test_a_pull_into_the_middle_of_an_inner_batch():
     """Brokers answer with the whole batch, although its earlier messages were read before."""
     count = 40_000
     batch = encode_inner(b"", "") * count
@@ -136,13 +136,13 @@ def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
     assert offsets == list(range(count))
 
 
-def test_a_message_over_the_limit_of_a_poll_is_the_only_one() -> None:
+def test_a_message_over_the_limit_of_a_poll_is_the_only_one():
     large = encode_stored(StoredMessage("t", bytes(Limits.POLL_BYTES - 900)))
     messages, left_out = decode_pull_answer(pull_answer(large * 2))
     assert (len(messages), left_out) == (1, 0)
 
 
-def test_many_small_properties() -> None:
+def test_many_small_properties():
     """64 kB of text become a mapping of megabytes."""
     properties = {f"{number:x}": "v" for number in range(9000)}
     data = encode_stored(StoredMessage("t", b"x", properties=properties)) * 200
@@ -153,7 +153,7 @@ def test_many_small_properties() -> None:
         decode_pull_answer(pull_answer(data))
 
 
-def test_the_estimate_is_no_less_than_the_truth() -> None:
+def test_the_estimate_is_no_less_than_the_truth():
     for message in (
         StoredMessage("topic", b"", properties={}),
         StoredMessage("topic", bytes(100_000), properties={"a": "b"}),
@@ -168,7 +168,7 @@ def test_the_estimate_is_no_less_than_the_truth() -> None:
         assert used / len(kept) <= memory_bytes(kept[0]) <= 5 * used / len(kept)
 
 
-def test_the_error_names_the_message() -> None:
+def test_the_error_names_the_message():
     """The error allows a reader to go on behind the message."""
     data = bomb(CompressionType.LZ4, 9 * MIB, offset=41)
     with pytest.raises(RemoteProtocolError, match=r"offset 41 of queue 0 of t: .*8388608"):

@@ -12,7 +12,7 @@ from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, decode_json_header, response_to
 
-from .feeding import FEEDS, Feed, binary_frame, drain, whole
+from .feeding import FEEDS, binary_frame, drain, whole
 
 REGISTER_BROKER = RequestCode.REGISTER_BROKER
 
@@ -74,7 +74,7 @@ ROUND_TRIPS = [
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("encode", [encode_frame, binary_frame])
 @pytest.mark.parametrize("frame", ROUND_TRIPS)
-def test_a_frame_survives_the_wire(frame: Frame, encode, feed: Feed):
+def test_a_frame_survives_the_wire(frame, encode, feed):
     assert feed(encode(frame)) == [frame]
 
 
@@ -99,7 +99,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize(("frame", "golden"), GOLDEN)
-def test_binary_headers_are_javas_bytes(frame: Frame, golden: str, feed: Feed):
+def test_binary_headers_are_javas_bytes(frame, golden, feed):
     data = bytes.fromhex(golden)
     assert binary_frame(frame) == data
     (decoded,) = feed(data)
@@ -116,7 +116,7 @@ def test_c14_an_empty_value_is_no_value_in_the_binary_form():
 
 
 @pytest.mark.parametrize(("name", "number"), [("PYTHON", 3), ("RUST", 12), ("ELVISH", 7)])
-def test_c19_an_unknown_language_is_other(name: str, number: int):
+def test_c19_an_unknown_language_is_other(name, number):
     header = f'{{"code":1,"opaque":2,"language":"{name}"}}'.encode()
     data = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
     (decoded,) = whole(data)
@@ -139,7 +139,7 @@ def test_many_frames_of_one_read_come_in_order():
 
 
 @given(st.lists(st.integers(0, 70), max_size=8), st.lists(st.integers(1, 40), max_size=60))
-def test_cutting_the_stream_anywhere_changes_nothing(bodies: list[int], cuts: list[int]):
+def test_cutting_the_stream_anywhere_changes_nothing(bodies, cuts):
     frames = [
         Frame(1, {"k": "v"}, b"b" * size or None, opaque) for opaque, size in enumerate(bodies)
     ]
@@ -216,7 +216,7 @@ _IDS = ",".join(f"{n:032X}" for n in range(200))
         f'"msgId":"{_IDS}',
     ],
 )
-def test_the_ids_of_a_batch_are_read_as_in_any_header(fields: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_ids_of_a_batch_are_read_as_in_any_header(fields, monkeypatch):
     header = (
         f'{{"code":0,"extFields":{{{fields}}},"flag":1,"language":"JAVA","opaque":7,'
         '"serializeTypeCurrentRPC":"JSON","version":493}'

@@ -57,7 +57,7 @@ def run_java(argument: str, lines: str = "") -> list[list[str]]:
 
 
 @pytest.fixture(scope="module", params=[SEED], ids=lambda seed: f"seed {seed}")
-def golden(request: pytest.FixtureRequest) -> dict[str, list[list[str]]]:
+def golden(request):
     cases = defaultdict(list)
     for kind, *fields in run_java(request.param):
         cases[kind].append(fields)

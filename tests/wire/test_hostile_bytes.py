@@ -19,7 +19,7 @@ from rocket_sink.wire.responses import decode_pushed_reply, decode_runtime_info
 from rocket_sink.wire.route import decode_route
 from tests.fuzz.targets import TARGETS, Target, feed
 
-from .feeding import FEEDS, Feed, binary_frame, binary_header, whole
+from .feeding import FEEDS, binary_frame, binary_header, whole
 
 
 def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> None:
@@ -29,7 +29,7 @@ def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> No
 @pytest.mark.parametrize("name", TARGETS)
 @given(data=st.binary(max_size=300))
 @settings(max_examples=150)
-def test_any_bytes(name: str, data: bytes):
+def test_any_bytes(name, data):
     feed(TARGETS[name], data)
 
 
@@ -56,7 +56,7 @@ def mutate(data: bytes, changes: list[tuple[int, int, str]]) -> bytes:
 @pytest.mark.parametrize("name", TARGETS)
 @given(which=st.integers(0, 9), changes=mutations)
 @settings(max_examples=250)
-def test_mutated_samples(name: str, which: int, changes: list[tuple[int, int, str]]):
+def test_mutated_samples(name, which, changes):
     target = TARGETS[name]
     feed(target, mutate(target.samples[which % len(target.samples)], changes))
 
@@ -79,7 +79,7 @@ json_values = st.recursive(
         ),
     )
 )
-def test_headers_of_wrong_types(fields: dict[str, object]):
+def test_headers_of_wrong_types(fields):
     check_value_or_refusal(decode_json_header, json.dumps(fields).encode())
 
 
@@ -100,13 +100,13 @@ def test_headers_of_wrong_types(fields: dict[str, object]):
         },
     )
 )  # fmt: skip
-def test_routes_of_wrong_types(fields: dict[str, object]):
+def test_routes_of_wrong_types(fields):
     check_value_or_refusal(decode_route, json.dumps(fields).encode())
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=20)))
 @example({})
-def test_pushed_replies(ext: dict[str, str]):
+def test_pushed_replies(ext):
     for base in ({}, {"properties": "CORRELATION_ID\x011\x02", "sysFlag": "1", "topic": "t"}):
         check_value_or_refusal(
             lambda _, base=base: decode_pushed_reply(Frame(326, {**base, **ext}, b"x")), b""
@@ -114,7 +114,7 @@ def test_pushed_replies(ext: dict[str, str]):
 
 
 @given(st.text(max_size=70))
-def test_texts(text: str):
+def test_texts(text):
     for decode in (decode_offset_message_id, decode_properties):
         check_value_or_refusal(lambda _, decode=decode: decode(text), b"")
 
@@ -134,7 +134,7 @@ def test_lengths_that_lie_in_binary_headers():
 
 
 @pytest.mark.parametrize("name", ["runtime", "attributes"])
-def test_names_that_a_broker_makes_up_are_printable_in_errors(name: str):
+def test_names_that_a_broker_makes_up_are_printable_in_errors(name):
     """Fuzzing found that JSON does not escape DEL."""
     error = feed(TARGETS[name], b'{"table":{"\x7f\x7f":9},"attributes":{"\x7f":9}}')
     assert "is no text: 9" in str(error)
@@ -175,7 +175,7 @@ JSON_BOMBS = [
 
 
 @pytest.mark.parametrize("header", JSON_BOMBS)
-def test_json_bombs_are_refused(header: bytes):
+def test_json_bombs_are_refused(header):
     with pytest.raises(RemoteProtocolError, match=r"^.{1,300}$"):  # Texts of the peer are cut.
         decode_json_header(header)
 
@@ -233,7 +233,7 @@ def request(**changes: object) -> Frame:
         pytest.param("15030300 02022800", "TLS", id="TLS alert"),
     ],
 )  # fmt: skip
-def test_what_is_no_frame_is_refused(data: str, said: str, feed: Feed):
+def test_what_is_no_frame_is_refused(data, said, feed):
     with pytest.raises(RemoteProtocolError, match=said):
         feed(bytes.fromhex(data))
 

@@ -25,7 +25,7 @@ LOCAL = bytes([127, 0, 0, 1])
         ("::1", 0, "0000000000000000000000000000000100000000000000000001E240"),
     ],
 )  # fmt: skip
-def test_c26_the_brokers_ids(host: str, port: int, expected: str):
+def test_c26_the_brokers_ids(host, port, expected):
     assert offset_message_id(host, port, 123456) == expected
     assert decode_offset_message_id(expected) == 123456
 
@@ -87,7 +87,7 @@ def test_the_parts_of_an_id_come_back(ip, pid, class_hash, elapsed_ms, counter):
 
 
 @pytest.mark.parametrize("times", [[1000] * 150_000, [1000, 999, 998] * 30_000])
-def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: list[int]):
+def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times):
     ids = MessageIds(ip=LOCAL, pid=1, class_hash=1)
     created = [ids.next(now_ms) for now_ms in times]
     assert len(set(created)) == len(created)
@@ -99,7 +99,7 @@ def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: l
     )
 )
 @settings(deadline=None, max_examples=20)
-def test_several_ids_are_those_of_so_many_calls(asked: list[tuple[int, int]]):
+def test_several_ids_are_those_of_so_many_calls(asked):
     """The calls cross a full counter, a full millisecond, and a clock that goes back."""
     together, one_by_one = (MessageIds(ip=LOCAL, pid=1, class_hash=1) for _ in range(2))
     for count, now_ms in asked:

@@ -24,14 +24,14 @@ from tests.java_client import FOLDER, run_java
      ("127.0.0.1:65536", None, False), ("127.0.0.1:0", None, False), ("127.0.0.1", None, False),
      (":1", None, False), ("a b:1", None, False), ("a:\xb2", None, False)],
 )  # fmt: skip
-def test_an_address_is_a_host_and_a_port(address: str, parts: object, is_local: bool):
+def test_an_address_is_a_host_and_a_port(address, parts, is_local):
     assert (host_and_port(address), is_loopback(address)) == (parts, is_local)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("KEYS", "v"), ("", "v"), ("   ", "v"), ("prop1", ""), ("prop1", "   ")]
 )
-def test_c29_properties_that_are_refused(name: str, value: str):
+def test_c29_properties_that_are_refused(name, value):
     with pytest.raises(MessageError):
         Message("t", b"b", properties={name: value})
 
@@ -41,14 +41,14 @@ def test_c29_a_property_that_is_not():
 
 
 @pytest.mark.parametrize("topic", ["", " ", "../TopicTest", "t" * 128, "TOPIC&*^"])
-def test_c30_c32_topics_that_are_refused(topic: str):
+def test_c30_c32_topics_that_are_refused(topic):
     with pytest.raises(MessageError) as caught:
         check_topic(topic)
     assert caught.value.code == "INVALID_TOPIC"
 
 
 @pytest.mark.parametrize("topic", ["t" * 127, "Hello", "%RETRY%Hello", "_%RETRY%Hello"])
-def test_c30_c32_topics_that_are_not(topic: str):
+def test_c30_c32_topics_that_are_not(topic):
     check_topic(topic)
 
 
@@ -63,7 +63,7 @@ def test_c31_system_topics():
 
 
 @pytest.mark.cluster
-def test_names_that_rocketmq_keeps_for_itself_are_refused() -> None:
+def test_names_that_rocketmq_keeps_for_itself_are_refused():
     names: dict[str, set[str]] = {}
     for kind, name in run_java(FOLDER / "Reserved.java", version="5.5.0"):
         names.setdefault(kind, set()).add(name)
@@ -81,12 +81,12 @@ def test_names_that_rocketmq_keeps_for_itself_are_refused() -> None:
     ["TBW102", "CHECKPOINT_TOPIC", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_wheel_timer", "Rmq_Sys_x",
      "%RETRY%group", "%RETRY%ns%group", "%DLQ%group", "%LMQ%parent%child"],
 )  # fmt: skip
-def test_topics_that_brokers_use_themselves(topic: str) -> None:
+def test_topics_that_brokers_use_themselves(topic):
     with pytest.raises(MessageError, match="allowSystemTopics") as caught:
         check_no_system_topic(topic)
     assert caught.value.code == "INVALID_TOPIC"
 
 
 @pytest.mark.parametrize("topic", ["orders", "rmq_system", "x%RETRY%group", "broker-a", "RETRY"])
-def test_topics_that_users_have(topic: str) -> None:
+def test_topics_that_users_have(topic):
     check_no_system_topic(topic)

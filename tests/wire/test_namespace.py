@@ -14,7 +14,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("bare", "full"), PAIRS)
-def test_c55_a_namespace_comes_once(bare: str, full: str):
+def test_c55_a_namespace_comes_once(bare, full):
     assert with_namespace(INSTANCE, bare) == full
     assert with_namespace(INSTANCE, full) == full
     assert without_namespace(INSTANCE, full) == without_namespace(INSTANCE, bare) == bare
@@ -22,7 +22,7 @@ def test_c55_a_namespace_comes_once(bare: str, full: str):
 
 
 @pytest.mark.parametrize("name", ["rmq_sys_topic", "TBW102", "CID_RMQ_SYS_TRANS", ""])
-def test_c55_the_systems_names_have_none(name: str):
+def test_c55_the_systems_names_have_none(name):
     assert with_namespace(INSTANCE, name) == name
 
 

@@ -7,7 +7,6 @@ import pytest
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
-from rocket_sink.wire.headers import Frame
 
 
 def test_c17_the_short_names_of_a_send_header():
@@ -120,7 +119,7 @@ QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
     ],
     ids=lambda value: value.name if isinstance(value, RequestCode) else "",
 )  # fmt: skip
-def test_header_fields(frame: Frame, code: RequestCode, ext: dict[str, str] | None):
+def test_header_fields(frame, code, ext):
     assert frame.code == code
     assert frame.ext == ext
 

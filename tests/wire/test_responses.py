@@ -24,7 +24,7 @@ FIELDS = {"msgId": "7F00000100002A9F0000000000001234", "queueId": "3", "queueOff
     [(0, "SEND_OK"), (10, "FLUSH_DISK_TIMEOUT"), (11, "SLAVE_NOT_AVAILABLE"),
      (12, "FLUSH_SLAVE_TIMEOUT")],
 )  # fmt: skip
-def test_c67_codes_that_mean_stored(code: int, status: str):
+def test_c67_codes_that_mean_stored(code, status):
     answer = decode_send_answer(Frame(code, FIELDS, flag=1))
     assert (answer.code, answer.status) == (code, status)
     assert (answer.offset_message_id, answer.queue_id, answer.queue_offset) == (
@@ -33,7 +33,7 @@ def test_c67_codes_that_mean_stored(code: int, status: str):
 
 
 @pytest.mark.parametrize("code", [1, 2, 13, 14, 215, 16, 17, 29, 1500, 99_999])
-def test_c67_all_other_codes_are_not_stored(code: int):
+def test_c67_all_other_codes_are_not_stored(code):
     assert code not in SEND_STATUS
     with pytest.raises(LocalProtocolError):
         decode_send_answer(Frame(code, FIELDS, flag=1))
@@ -53,7 +53,7 @@ def test_optional_fields_have_javas_defaults():
 
 @pytest.mark.parametrize("missing", FIELDS)
 @pytest.mark.parametrize("value", [None, "", "-1", "x", "1_0", " 1", "٣", "9" * 19, "1" * 5000])
-def test_a_stored_answer_without_its_proof_is_unknown(missing: str, value: str | None):
+def test_a_stored_answer_without_its_proof_is_unknown(missing, value):
     if missing == "msgId" and value:
         return
     ext = {name: text for name, text in FIELDS.items() if name != missing}
@@ -77,7 +77,7 @@ def test_a_pull_answer_holds_messages():
 
 
 @pytest.mark.parametrize("code", [19, 20, 21])
-def test_a_pull_may_find_nothing(code: int):
+def test_a_pull_may_find_nothing(code):
     assert code in PULL_CODES
     assert decode_pull_answer(Frame(code, OFFSETS)) == ([], 5)
 

@@ -28,7 +28,7 @@ C18 = TopicRoute(
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["strict", "bare keys"])
-def test_c18_a_route_survives_both_forms(legacy: bool):
+def test_c18_a_route_survives_both_forms(legacy):
     body = encode_route(C18, legacy_keys=legacy)
     assert (b'{0:"' in body) == legacy
     assert decode_route(body) == C18
@@ -57,7 +57,7 @@ def test_c16_a_map_with_integer_keys_is_read_in_both_forms():
         (b'"\\', b'"\\'),
     ],
 )
-def test_only_keys_outside_of_text_are_quoted(text: bytes, expected: bytes):
+def test_only_keys_outside_of_text_are_quoted(text, expected):
     assert quote_numeric_keys(text) == expected
 
 
@@ -74,7 +74,7 @@ def test_quoting_takes_linear_time():
         max_leaves=10,
     )
 )
-def test_strict_json_is_unchanged(value: object):
+def test_strict_json_is_unchanged(value):
     text = json.dumps(value).encode()
     assert quote_numeric_keys(text) == text
 
@@ -106,7 +106,7 @@ def test_an_empty_mapping_marks_a_static_topic():
     ],
     ids=["master gone", "write permission wiped"],
 )
-def test_c74_routes_that_leave_nothing_to_write_to(route: TopicRoute, master, writable: bool):
+def test_c74_routes_that_leave_nothing_to_write_to(route, master, writable):
     decoded = decode_route(encode_route(route))
     assert decoded.brokers[0].master == master
     assert decoded.queues[0].writable == writable
@@ -154,7 +154,7 @@ def body(**fields: object) -> bytes:
         pytest.param(b"\xff{}", "UTF-8", id="not UTF-8"),
     ],
 )  # fmt: skip
-def test_broken_and_hostile_routes_are_refused(data: bytes | None, said: str):
+def test_broken_and_hostile_routes_are_refused(data, said):
     with pytest.raises(RemoteProtocolError, match=said):
         decode_route(data)
 

@@ -42,7 +42,7 @@ def test_a_check_without_an_id_in_the_message_uses_the_headers():
     ],
     ids=["no group", "no id", "no offset", "no message", "two messages"],
 )
-def test_checks_that_cannot_be_answered(frame: Frame):
+def test_checks_that_cannot_be_answered(frame):
     with pytest.raises(RemoteProtocolError):
         decode_transaction_check(frame)
 

@@ -55,9 +55,7 @@ KINDS = {"json": {}, "signed": {"signer": Credentials("key", "secret").signer()}
     st.lists(st.tuples(st.binary(max_size=40), TEXTS, st.integers(-9, 9)), min_size=1, max_size=8),
     st.sampled_from([0, 7, 95, 9_997, 2**31 - 9]), TEXTS, st.booleans(),
 )  # fmt: skip
-def test_frames_are_the_heads_and_bodies(
-    kind: str, rows: list[tuple[bytes, str, int]], first: int, suffix: str, flags: bool
-):
+def test_frames_are_the_heads_and_bodies(kind, rows, first, suffix, flags):
     bodies, texts, numbers = zip(*rows, strict=True)
     column: Any = np.array(numbers, np.int64) if flags else 5
     messages = SingleMessages(
@@ -98,7 +96,7 @@ def test_digits_in_a_shared_field_are_no_hole():
 
 
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=8), TEXTS)
-def test_frames_with_filled_fields(rows: list[tuple[str, int]], shared: str):
+def test_frames_with_filled_fields(rows, shared):
     texts, numbers = [text for text, _ in rows], [str(number) for _, number in rows]
     model = Frame(37, {"one": "x", "shared": shared, "two": ""}, flag=0)
     columns = {"one": pa.array(texts), "two": pa.array(numbers)}

@@ -28,7 +28,7 @@ messages = st.builds(
 
 
 @given(st.lists(messages, max_size=3))
-def test_what_is_written_is_read(stored: list[StoredMessage]):
+def test_what_is_written_is_read(stored):
     decoded = decode_stored(b"".join(map(encode_stored, stored)))
     assert len(decoded) == len(stored)
     for one, expected in zip(decoded, stored, strict=True):
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(stored: list[StoredMessage]):
 
 
 @given(messages, st.integers(1, 60))
-def test_zeros_behind_what_a_killed_broker_wrote_cost_properties_only(message, cut: int):
+def test_zeros_behind_what_a_killed_broker_wrote_cost_properties_only(message, cut):
     """The zeros may begin anywhere: in a name, a value or a character."""
     data = encode_stored(message)
     room = len(encode_stored(replace(message, properties={})))
@@ -69,7 +69,7 @@ def test_ids():
 
 
 @pytest.mark.parametrize("kind", list(CompressionType))
-def test_bodies_are_inflated(kind: CompressionType):
+def test_bodies_are_inflated(kind):
     message = StoredMessage("t", b"a" * 5000, sys_flag=kind.sys_flag)
     data = encode_stored(message, stored_body=compress(message.body, kind))
     (decoded,) = decode_stored(data)
@@ -123,7 +123,7 @@ def test_cut_and_lying_messages_are_refused():
 
 
 @pytest.mark.parametrize("length", [5, 300, 65_535])
-def test_a_field_that_passes_the_messages_end_is_refused(length: int):
+def test_a_field_that_passes_the_messages_end_is_refused(length):
     """A slice beyond the end would be short, and would be read as a shorter text."""
     data = encode_stored(StoredMessage("topic", b"body", properties={"k": "v"}))
     assert data[-6:-4] == (4).to_bytes(2, "big")

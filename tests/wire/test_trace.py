@@ -45,7 +45,7 @@ traces = st.one_of(
 
 
 @given(st.lists(traces, max_size=4))
-def test_what_is_written_is_read(lines: list[PubTrace | EndTransactionTrace]):
+def test_what_is_written_is_read(lines):
     [(text, keys)] = list(encode_traces(lines)) or [("", frozenset())]
     assert decode_trace(text) == lines
     words_written = " ".join(f"{line.message_id} {line.keys}" for line in lines)

@@ -53,7 +53,7 @@ def holding(folder: str, text: str) -> list[str]:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path):
     place = Growth(str(tmp_path / "ledger"), 600.0).place
     ledger = Ledger(place.root)
     for epoch, key in enumerate((SECRET, OTHER, SECRET)):
@@ -64,7 +64,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return ledger
 
 
-def test_contents_go_from_every_version(ledger: Ledger) -> None:
+def test_contents_go_from_every_version(ledger):
     place = resolve_path(ledger.path)
     assert len(holding(ledger.path, f"body of {SECRET}")) == 3
     assert len(holding(ledger.path, f"the key '{SECRET}'")) == 3
@@ -90,7 +90,7 @@ def test_contents_go_from_every_version(ledger: Ledger) -> None:
     assert sorted(numbers[0], key=str) == sorted(numbers[1], key=str)
 
 
-def test_accounts_without_an_error_stay_as_they_are(tmp_path: Path) -> None:
+def test_accounts_without_an_error_stay_as_they_are(tmp_path):
     place = Growth(str(tmp_path / "ledger"), 600.0).place
     ctx, dead = context(), letter(context(), b"body")
     Ledger(place.root).append(SPARK, dead, accounts(ctx, acked=5, dead=1), confirmed(ctx, 6))
@@ -99,9 +99,7 @@ def test_accounts_without_an_error_stay_as_they_are(tmp_path: Path) -> None:
     assert [row["first_error"] for row in rows if row["kind"] == "epoch"] == [None, None]
 
 
-def test_an_erasure_that_was_killed_is_finished(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_erasure_that_was_killed_is_finished(ledger, monkeypatch):
     """Delete the files by the next erasure, which finds no letters by their keys any more."""
     place = resolve_path(ledger.path)
     rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
@@ -118,13 +116,13 @@ def _killed(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_file_of_a_running_attempt_is_left(ledger: Ledger) -> None:
+def test_a_file_of_a_running_attempt_is_left(ledger):
     place = resolve_path(ledger.path)
     write_data_files(place, in_order(letters_of(SECRET, 9)[:1], 9 << 32))
     assert erase_letters(SPARK, place, [], "none").loose_files == 1
 
 
-def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch):
     """Refuse before anything is written: the fake ledger has no method to append."""
     place = LedgerPath("s3a://b/k", "b/k", is_local=False)
     ledger: Any = SimpleNamespace(uri=place, sync_fully=lambda spark: None, rows=lambda spark: None)
@@ -135,7 +133,7 @@ def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch: pytest.Mon
 
 
 @pytest.mark.spark
-def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
+def test_erase_as_a_user_does(spark, ledger):
     """Erase rows that are not folded yet, and keys that are held for pending letters, too."""
     place = resolve_path(ledger.path)
     ctx = context(epoch=3, task_attempt_id=3)
@@ -161,8 +159,8 @@ def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
 
 @pytest.mark.spark
 def test_the_next_erasure_forgets_the_keys_of_one_that_was_killed_at_its_last_step(
-    spark: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spark, ledger, monkeypatch
+):
     """The letters have lost their keys by then, so that no condition matches them any more."""
     place = resolve_path(ledger.path)
     for ctx in (context(epoch=1, task_attempt_id=1), context(epoch=2, task_attempt_id=2)):
@@ -178,9 +176,7 @@ def test_the_next_erasure_forgets_the_keys_of_one_that_was_killed_at_its_last_st
 
 
 @pytest.mark.spark
-def test_letters_that_arrive_meanwhile_are_named_and_stay(
-    spark: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_that_arrive_meanwhile_are_named_and_stay(spark, ledger, monkeypatch):
     """Drop the letters that are erased, and no others."""
     sync_fully = Ledger.sync_fully
 

@@ -95,11 +95,11 @@ class Rows:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Rows:
+def rows(tmp_path):
     return Rows(tmp_path / "ledger")
 
 
-def test_old_rows_go_and_a_trial_tells_which(rows: Rows) -> None:
+def test_old_rows_go_and_a_trial_tells_which(rows):
     retention = Retention({"send": 25 * DAY_MS, "isolation": DAY_MS})
     trial = rows.expire(retention, dry_run=True)
     assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]
@@ -114,7 +114,7 @@ def test_old_rows_go_and_a_trial_tells_which(rows: Rows) -> None:
     ]
 
 
-def test_pending_letters_stay_with_their_accounts(rows: Rows) -> None:
+def test_pending_letters_stay_with_their_accounts(rows):
     """Keep the account: without it a letter would not count, and never be sent. Keep the resolution
     of a letter that stays: without it the letter would be pending, and be sent again."""
     before = rows.query("SELECT letter_id FROM pending_letters ORDER BY letter_id")
@@ -129,7 +129,7 @@ def test_pending_letters_stay_with_their_accounts(rows: Rows) -> None:
     ]
 
 
-def test_a_resolution_stays_as_long_as_its_letter(rows: Rows) -> None:
+def test_a_resolution_stays_as_long_as_its_letter(rows):
     """Keep the resolution: without it the letter would be pending, and be sent again."""
     rows.expire(Retention({"resolution": DAY_MS}))
     assert rows.query("SELECT count(*) AS n FROM resolutions") == [{"n": 4}]
@@ -138,7 +138,7 @@ def test_a_resolution_stays_as_long_as_its_letter(rows: Rows) -> None:
     assert rows.query("SELECT count(*) AS n FROM resolutions") == [{"n": 3}]
 
 
-def test_letters_that_were_put_aside_can_be_taken_back(rows: Rows) -> None:
+def test_letters_that_were_put_aside_can_be_taken_back(rows):
     """Keep accounts and marks of parked and dropped letters: without the account an unparked letter
     would not count, and without the mark a backfill would not ask whether it is stored."""
     aside = [letter_id(rows.letters[epoch]) for epoch in (2, 3)]
@@ -159,7 +159,7 @@ def test_letters_that_were_put_aside_can_be_taken_back(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("kind", ["epoch", "send"])
-def test_no_epoch_goes_in_part(rows: Rows, kind: str) -> None:
+def test_no_epoch_goes_in_part(rows, kind):
     """Keep an epoch with rows on both sides of the border: a part of them would not add up."""
     later = at(sends(context(task_attempt_id=0)), days_ago(50))
     store(rows.place.root, in_order([later], 2 << 32))
@@ -170,7 +170,7 @@ def test_no_epoch_goes_in_part(rows: Rows, kind: str) -> None:
     assert rows.epochs(kind) == [1, 2, 3, 4, 5]
 
 
-def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows: Rows) -> None:
+def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows):
     """Keep sends of a killed attempt: they are all that tells of rows that may be stored twice."""
     killed = in_flight_rows(
         [1], context(task_attempt_id=99), topic="t", message_count=[7], body_bytes=[700]
@@ -184,7 +184,7 @@ def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows: Rows) -> None
     assert rows.epochs("send") == [3, 4, 5]
 
 
-def test_an_open_transaction_stays_whole(tmp_path: Path) -> None:
+def test_an_open_transaction_stays_whole(tmp_path):
     rows, batches = Rows(tmp_path / "ledger"), []
     for epoch in (0, 1):
         ctx = context(query_id="half", epoch=epoch, lane="batch")
@@ -209,7 +209,7 @@ def test_an_open_transaction_stays_whole(tmp_path: Path) -> None:
     ]
 
 
-def test_bodies_of_settled_letters_go(rows: Rows) -> None:
+def test_bodies_of_settled_letters_go(rows):
     expired = rows.expire(Retention({}, 7 * DAY_MS))
     assert expired.bodies == 2
     bodies = {
@@ -222,7 +222,7 @@ def test_bodies_of_settled_letters_go(rows: Rows) -> None:
 
 
 @pytest.mark.spark
-def test_spark_drops_the_same_rows(spark: Any, rows: Rows) -> None:
+def test_spark_drops_the_same_rows(spark, rows):
     """Judge by Spark, which reads ledgers on stores."""
     table, retention = open_table(rows.place), Retention(dict.fromkeys(KINDS, DAY_MS), DAY_MS)
     assert table is not None
@@ -231,7 +231,7 @@ def test_spark_drops_the_same_rows(spark: Any, rows: Rows) -> None:
     assert by_spark == rows.expire(retention)
 
 
-def test_an_expiry_beside_a_merge_brings_nothing_back(rows: Rows) -> None:
+def test_an_expiry_beside_a_merge_brings_nothing_back(rows):
     table = open_table(rows.place)
     assert table is not None
     assert rows.expire(Retention({"send": 25 * DAY_MS})).rows == {"send": 6}
@@ -241,7 +241,7 @@ def test_an_expiry_beside_a_merge_brings_nothing_back(rows: Rows) -> None:
     assert rows.epochs("send") == [3, 4, 5]
 
 
-def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
+def test_what_a_query_asks_for_is_done_once_a_day(rows):
     """Expire once a day, by the first driver that asks. A new ledger waits for a day."""
     notes, day = NoteStore(rows.place, "upkeep"), Retention({"send": 25 * DAY_MS})
     expire_daily(SPARK, rows.place, day)
@@ -255,9 +255,7 @@ def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "obs://bucket/ledger"])
-def test_a_ledger_that_cannot_expire_says_so_once(
-    uri: str, rows: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ledger_that_cannot_expire_says_so_once(uri, rows, monkeypatch, caplog):
     """Warn if a query asks for an expiry, but Spark's Delta commits to its ledger."""
     monkeypatch.setattr("rocket_sink.ledger.upkeep.expire.open_for_commits", lambda *_: None)
     place = resolve_path(uri) if uri else rows.place
@@ -270,7 +268,7 @@ def test_a_ledger_that_cannot_expire_says_so_once(
     assert not NoteStore(rows.place, "upkeep").names()
 
 
-def test_expire_as_a_user_does(rows: Rows) -> None:
+def test_expire_as_a_user_does(rows):
     """Judge the command by delta-rs, and by the bytes of the files that the table names."""
 
     def expire(*more: str) -> Done:
@@ -298,14 +296,14 @@ def test_expire_as_a_user_does(rows: Rows) -> None:
     assert expire("--json").json()["files"] == 0
 
 
-def test_two_queries_of_a_ledger_have_the_longer_time() -> None:
+def test_two_queries_of_a_ledger_have_the_longer_time():
     first = Retention({"send": 1, "epoch": 5}, None)
     second = Retention({"send": 3, "isolation": 4}, 7)
     assert first.or_longer(second) == Retention({"send": 3, "epoch": 5, "isolation": 4}, None)
     assert Retention(bodies_ms=3).or_longer(second).bodies_ms == 7
 
 
-def test_the_options_know_the_ledgers_kinds() -> None:
+def test_the_options_know_the_ledgers_kinds():
     assert LEDGER_KINDS == KINDS
     assert SinkOptions.parse({"ledgerRetention": "send=7d, epoch=400d"}).ledger_retention_ms == (
         ("send", 7 * DAY_MS), ("epoch", 400 * DAY_MS),
@@ -336,7 +334,7 @@ def expire_now(growth: Growth) -> bool:
     return not done.busy
 
 
-def test_folds_and_reports_lose_nothing(tmp_path: Path) -> None:
+def test_folds_and_reports_lose_nothing(tmp_path):
     growth = Growth(str(tmp_path / "ledger"), 600.0)
     for _ in range(3):
         growth.grow()
@@ -385,7 +383,7 @@ def test_folds_and_reports_lose_nothing(tmp_path: Path) -> None:
     assert sorted(r["epoch"] for r in counts if r["kind"] == "send") == last
 
 
-def test_a_backfill_takes_a_rewrite_for_no_resolution(tmp_path: Path) -> None:
+def test_a_backfill_takes_a_rewrite_for_no_resolution(tmp_path):
     growth = Growth(str(tmp_path / "ledger"), 600.0)
     growth.grow()
     version = DeltaTable(growth.place.root).version()
@@ -396,7 +394,7 @@ def test_a_backfill_takes_a_rewrite_for_no_resolution(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_a_stream_of_the_ledgers_rows_has_each_once(spark: Any, tmp_path: Path) -> None:
+def test_a_stream_of_the_ledgers_rows_has_each_once(spark, tmp_path):
     growth, seen = Growth(str(tmp_path / "ledger"), 600.0), tmp_path / "seen"
 
     def read_on() -> pa.Table:

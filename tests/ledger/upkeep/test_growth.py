@@ -44,11 +44,11 @@ def by_delta_rs(folder: str | Path) -> dict[int, int]:
 
 
 @pytest.fixture
-def growth(tmp_path: Path) -> Growth:
+def growth(tmp_path):
     return Growth(str(tmp_path / "ledger"), KEPT_S)
 
 
-def test_files_and_log_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_log_stay_few(tmp_path, monkeypatch):
     """Merge at each tenth commit; remove commits after their time, and the files they replaced."""
     monkeypatch.setattr(growth_module, "_CLEAN_UP_COMMITS", 10)
     growth = Growth(str(tmp_path / "ledger"), 0.001)
@@ -70,9 +70,7 @@ def test_files_and_log_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_a_stream_that_stopped_finds_each_commit_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_stopped_finds_each_commit_and_its_files(tmp_path, monkeypatch):
     """Keep replaced files as long as the log, although checkpoints name them no longer."""
     monkeypatch.setattr(growth_module, "_CLEAN_UP_COMMITS", 30)
     growth = Growth(str(tmp_path / "ledger"), KEPT_S, named_s=0.001)
@@ -89,9 +87,7 @@ def test_a_stream_that_stopped_finds_each_commit_and_its_files(
     assert DeltaTable(growth.place.root, version=55).version() == 55
 
 
-def test_checkpoints_of_many_files_are_seldom(
-    growth: Growth, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_of_many_files_are_seldom(growth, monkeypatch):
     monkeypatch.setattr(growth_module, "_ACTIONS_PER_COMMIT", 1)
     for _ in range(EPOCHS):
         growth.grow()
@@ -99,7 +95,7 @@ def test_checkpoints_of_many_files_are_seldom(
 
 
 @pytest.mark.parametrize("name", ["kind=send/../../../outside.parquet", "_spool/q-x/0/x.arrow"])
-def test_a_forged_commit_deletes_no_other_file(growth: Growth, tmp_path: Path, name: str) -> None:
+def test_a_forged_commit_deletes_no_other_file(growth, tmp_path, name):
     growth.grow()
     other = Path(growth.place.root, name)
     other.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +111,7 @@ def test_a_forged_commit_deletes_no_other_file(growth: Growth, tmp_path: Path, n
     assert other.exists()
 
 
-def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
+def test_an_open_reader_and_an_old_version_live_on(growth):
     for _ in range(5):
         growth.grow()
     reader, version = open_quick(growth.place.root), DeltaTable(growth.place.root).version()
@@ -128,7 +124,7 @@ def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_of_two_rewrites_of_the_same_files_one_is_refused(growth: Growth, is_same: bool) -> None:
+def test_of_two_rewrites_of_the_same_files_one_is_refused(growth, is_same):
     """Refuse one of two compactions of the same files: delta-rs would accept both, and double each
     row. Rewrites of other files go in both: an expiry of a large ledger takes longer than it takes
     until folds are merged again."""
@@ -157,9 +153,8 @@ def test_of_two_rewrites_of_the_same_files_one_is_refused(growth: Growth, is_sam
     ],
 )
 def test_a_rewrite_that_fails_is_tried_again_if_that_helps(
-    growth: Growth, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], is_committed: bool,
-    result: bool | None,
-) -> None:  # fmt: skip
+    growth, monkeypatch, errors, is_committed, result
+):
     growth.grow()
     table = open_table(growth.place)
     assert table is not None
@@ -180,7 +175,7 @@ def test_a_rewrite_that_fails_is_tried_again_if_that_helps(
     assert by_delta_rs(growth.place.root) == {0: TASKS}
 
 
-def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
+def test_an_append_that_began_before_a_rewrite_goes_in(growth):
     """Append by a second driver, whose epoch took longer than the log reaches back."""
     for _ in range(5):
         growth.grow()
@@ -197,7 +192,7 @@ def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
     assert rows["query_id"].to_pylist().count("begun") == 1
 
 
-def test_the_table_is_append_only_for_others(growth: Growth) -> None:
+def test_the_table_is_append_only_for_others(growth):
     for _ in range(12):
         growth.grow()
     with pytest.raises(CommitFailedError, match="append-only"):
@@ -205,7 +200,7 @@ def test_the_table_is_append_only_for_others(growth: Growth) -> None:
 
 
 @pytest.mark.parametrize("name", ["ledger", "ledger[1]"])
-def test_times_that_spark_wrote_do_not_wrap(tmp_path: Path, name: str) -> None:
+def test_times_that_spark_wrote_do_not_wrap(tmp_path, name):
     """Read INT96 of Spark's OPTIMIZE: nanoseconds cannot express the years 1, 2300 and 9999.
 
     DuckDB reads a folder whose name is a pattern through Arrow.
@@ -232,7 +227,7 @@ def test_times_that_spark_wrote_do_not_wrap(tmp_path: Path, name: str) -> None:
         assert rewrite(place, table, [stored_files(place, table)])
 
 
-def test_a_row_is_written_a_few_times_only(growth: Growth) -> None:
+def test_a_row_is_written_a_few_times_only(growth):
     for _ in range(4 * EPOCHS):
         growth.grow()
     logs = Path(growth.place.root, "_delta_log").glob("*.json")
@@ -241,7 +236,7 @@ def test_a_row_is_written_a_few_times_only(growth: Growth) -> None:
     assert written < 7 * len(growth.template) * 4 * EPOCHS
 
 
-def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth: Growth) -> None:
+def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth):
     """Refuse the backfill: it would send letters that were parked by commits that are gone."""
     growth.grow()
     version = DeltaTable(growth.place.root).version()

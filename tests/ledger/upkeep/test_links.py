@@ -26,9 +26,7 @@ def no_links(*_: Any, **__: Any) -> NoReturn:
 @pytest.mark.parametrize(
     "number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV]
 )
-def test_the_first_start_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_the_first_start_is_refused(tmp_path, monkeypatch, number):
     """Refuse a start on file systems like FAT, blobfuse and some SMB mounts."""
 
     def no_link(*_: Any, **__: Any) -> NoReturn:
@@ -41,9 +39,7 @@ def test_the_first_start_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_check_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "link", no_links)
     with FakeCluster(brokers=1) as cluster:
         code = cli.main(["check", "-n", cluster.name_server, "-t", "t", "--ledger", str(tmp_path)])
@@ -52,16 +48,13 @@ def test_check_says_so(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_links_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_with_links_is_left_as_it_was(tmp_path):
     ledger_token(resolve_path(tmp_path / "ledger"), spools=False)
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["_notes"]
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EXDEV])
-def test_nothing_commits_and_a_report_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    number: int,
-) -> None:  # fmt: skip
+def test_nothing_commits_and_a_report_reads(tmp_path, monkeypatch, caplog, number):
     """Mount a ledger that was made elsewhere on a disk without links, with rows in its spool."""
     ledger = Ledger(tmp_path / "ledger")
     ledger.append(SPARK, accounts(context(), acked=1))
@@ -90,7 +83,7 @@ def test_nothing_commits_and_a_report_reads(
 
 
 @pytest.mark.spark
-def test_vacuum_makes_no_commit(spark: Any, tmp_path: Path) -> None:
+def test_vacuum_makes_no_commit(spark, tmp_path):
     """Spark's Delta makes commits by a rename, which may overwrite a commit of another driver."""
     ledger = Ledger(tmp_path)
     ledger.append(spark, accounts(context(), acked=1))

@@ -12,7 +12,7 @@ from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.dlq import RESENDS, DlqQuery, Resender
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
 
@@ -74,7 +74,7 @@ def test_queries(cluster, admin, query, numbers):
 
 
 @pytest.mark.parametrize("topic", ["orders", "ns%orders"])
-def test_the_origin_topic_may_be_named_either_way(cluster: FakeCluster, topic: str) -> None:
+def test_the_origin_topic_may_be_named_either_way(cluster, topic):
     cluster.create_topic(f"{DLQ_PREFIX}ns%{GROUP}", 1)
     letter = StoredMessage(
         f"{DLQ_PREFIX}ns%{GROUP}", b"x", properties={"RETRY_TOPIC": "ns%orders", "UNIQ_KEY": "A"}
@@ -89,7 +89,7 @@ Run = Callable[..., dlq.ResendReport]
 
 
 @pytest.fixture
-def run(cluster: FakeCluster, admin: Admin) -> Run:
+def run(cluster, admin):
     def go(**more: Any) -> dlq.ResendReport:
         with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
             work = Resender(admin, producer.send, **more)
@@ -105,7 +105,7 @@ ODD = ["a\u00a0b", "a\tb", "\u3000", "a\x85b", "a\nb\x7f"]
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_whatever_java_sends_is_sent_again(cluster: FakeCluster, run: Run, text: str) -> None:
+def test_whatever_java_sends_is_sent_again(cluster, run, text):
     give_up(cluster, 1, TAGS=text, KEYS=f"{text} k2", __SHARDINGKEY=text, value=text, **{text: "v"})
     assert (report := run()).resent == 1, report.failures
     (message,) = cluster.messages("orders")
@@ -113,7 +113,7 @@ def test_whatever_java_sends_is_sent_again(cluster: FakeCluster, run: Run, text:
         assert message.properties[name] == value
 
 
-def test_a_topic_that_is_not_there_is_left_to_the_send(cluster: FakeCluster, admin: Admin) -> None:
+def test_a_topic_that_is_not_there_is_left_to_the_send(cluster, admin):
     give_up(cluster, 1)
     send = MagicMock(return_value=SimpleNamespace(status="SEND_OK"))
     resender = Resender(admin, send, to_topic="new")
@@ -124,7 +124,7 @@ def test_a_topic_that_is_not_there_is_left_to_the_send(cluster: FakeCluster, adm
 
 
 @pytest.mark.parametrize("degraded", [0, 1])
-def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run, degraded: int) -> None:
+def test_a_message_goes_back_as_it_was(cluster, run, degraded):
     give_up(cluster, 1, __SHARDINGKEY="customer")
     for broker in cluster.brokers:
         broker.on_send(Answer(10, "no flush in time"), times=degraded)
@@ -138,7 +138,7 @@ def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run, degraded:
     assert not removed & message.properties.keys()
 
 
-def test_running_twice_sends_once(cluster: FakeCluster, run: Run) -> None:
+def test_running_twice_sends_once(cluster, run):
     original = StoredMessage("orders", b"body 1", properties={"UNIQ_KEY": "ID1"})
     cluster.brokers[0].store.append(original)
     give_up(cluster, 1)
@@ -150,7 +150,7 @@ def test_running_twice_sends_once(cluster: FakeCluster, run: Run) -> None:
     assert len(cluster.messages("orders")) == 5
 
 
-def test_an_id_with_a_blank_is_found_again(cluster: FakeCluster, admin: Admin, run: Run) -> None:
+def test_an_id_with_a_blank_is_found_again(cluster, admin, run):
     for number in (1, 2):
         give_up(cluster, number, UNIQ_KEY="order 1")
     assert [run().resent for _ in range(2)] == [2, 0], "a letter is known by id and body"
@@ -158,7 +158,7 @@ def test_an_id_with_a_blank_is_found_again(cluster: FakeCluster, admin: Admin, r
     assert not admin.query_by_unique_key("orders", "order")
 
 
-def test_what_failed_again_is_sent_again_until_it_is_enough(cluster: FakeCluster, run: Run) -> None:
+def test_what_failed_again_is_sent_again_until_it_is_enough(cluster, run):
     """In each round the group gives up the copy, and the broker keeps its properties."""
     give_up(cluster, 1)
     assert run().resent == 1
@@ -171,14 +171,14 @@ def test_what_failed_again_is_sent_again_until_it_is_enough(cluster: FakeCluster
     assert third.settled
 
 
-def test_a_letter_without_a_topic_needs_one(cluster: FakeCluster, run: Run) -> None:
+def test_a_letter_without_a_topic_needs_one(cluster, run):
     give_up(cluster, 1, RETRY_TOPIC="")
     report = run()
     assert (report.homeless, report.settled) == (1, False)
     assert run(to_topic="orders").resent == 1
 
 
-def test_a_failed_letter_holds_back_its_key(cluster: FakeCluster, run: Run) -> None:
+def test_a_failed_letter_holds_back_its_key(cluster, run):
     give_up(cluster, 1, __SHARDINGKEY="a")
     give_up(cluster, 2, __SHARDINGKEY="a")
     give_up(cluster, 3)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +56,7 @@ def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster, admin):
 
 
 @pytest.fixture
-def lagging(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def lagging(cluster, monkeypatch):
     """Return the bytes by which brokers are behind, one entry for each call; the last one stays."""
     behind = [5, 3, 0]
 
@@ -77,7 +76,7 @@ def lagging(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (errors.PermissionDeniedError, False),
     ],
 )  # fmt: skip
-def test_who_is_away_may_come_back(error: type[errors.SendError], expected: bool) -> None:
+def test_who_is_away_may_come_back(error, expected):
     assert is_away(error("no")) is expected
 
 
@@ -116,7 +115,7 @@ def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, admin, monke
     assert RequestCode.PULL_MESSAGE not in codes, "an empty queue is not read"
 
 
-def test_the_brokers_figures_are_texts() -> None:
+def test_the_brokers_figures_are_texts():
     answer = Frame(0, {}, b'{"table":{"dispatchBehindBytes":"12","bootTimestamp":"1"}}')
     assert decode_runtime_info(answer)["dispatchBehindBytes"] == "12"
     with pytest.raises(errors.RemoteProtocolError):
@@ -191,7 +190,7 @@ GROUP = "billing"
 
 
 @pytest.fixture
-def topic(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> str:
+def topic(cluster, monkeypatch):
     """Return a dead-letter topic whose messages take 4 kB on the wire and 4 MiB in memory."""
     kind = CompressionType.ZSTD
     small = compress(BODY, kind)
@@ -217,13 +216,13 @@ def store(cluster: FakeCluster, topic: str, ids: Iterable[str]) -> None:
             )  # fmt: skip
 
 
-def test_a_topic_is_read_in_bounded_memory(cluster: FakeCluster, topic: str) -> None:
+def test_a_topic_is_read_in_bounded_memory(cluster, topic):
     with Admin(nameServer=cluster.name_server) as admin, memory_below(60 * MIB):
         bodies = (message.body for message in admin.read_topic(topic))
         assert sum(body == BODY for body in bodies) == admin.count(topic) == 2 * COUNT
 
 
-def test_tail(cluster: FakeCluster, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail(cluster, topic, capsys):
     # fmt: off
     line = ["tail", "-n", cluster.name_server, "-t", topic, "--from-start", "--no-follow",
             "--json", "--key", "none"]
@@ -245,13 +244,13 @@ def test_a_query_beyond_the_limit_is_explained(cluster, admin, topic):
     assert found.body == b""
 
 
-def test_look_ups_of_effectively_once(cluster: FakeCluster, topic: str, engine: Any) -> None:
+def test_look_ups_of_effectively_once(cluster, topic, engine):
     ids = [f"ID{number}" for number in range(COUNT)]
     with memory_below(3 * MIB):
         assert StoredMessages(engine, since_ms=0).find(topic, ids, timed=False) == set(ids)
 
 
-def test_dead_letters(cluster: FakeCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+def test_dead_letters(cluster, admin, topic, tmp_path):
     with memory_below(80 * MIB):
         assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
     stored: Any = SimpleNamespace(status="SEND_OK")
@@ -265,7 +264,7 @@ def test_dead_letters(cluster: FakeCluster, admin: Admin, topic: str, tmp_path: 
         assert dlq_export.to_file(letters, tmp_path / "letters.parquet") == 2 * COUNT
 
 
-def test_the_spark_reader(cluster: FakeCluster, topic: str) -> None:
+def test_the_spark_reader(cluster, topic):
     options = SinkOptions.parse(nameServer=cluster.name_server, topic=topic)
     reader = MessageReader(ReadOptions(), options)
     with memory_below(80 * MIB):

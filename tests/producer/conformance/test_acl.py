@@ -5,7 +5,6 @@ The send modes run on both generations, because each of them refuses other mista
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -52,7 +51,7 @@ _AUTHORIZATION = {
 
 
 @pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
-def guarded(request) -> Iterator[LocalCluster]:
+def guarded(request):
     config = {} if request.param.startswith("4.") else _AUTHORIZATION
     with LocalCluster(brokers=1, version=request.param, acl=KEYS, broker_config=config) as cluster:
         make_topic(cluster, "orders")
@@ -60,7 +59,7 @@ def guarded(request) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def writer(guarded) -> dict[str, str]:
+def writer(guarded):
     """Return the options of a client of `WRITER`, whom mqadmin adds."""
     make_topic(guarded, "closed")
     user, where = [WRITER.access_key, WRITER.secret_key], ["-c", CLUSTER_NAME]

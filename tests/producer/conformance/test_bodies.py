@@ -7,7 +7,6 @@ answer, without an error: only Java's own reading shows that none is lost.
 import functools
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ import lz4.frame
 import pytest
 import zstandard
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import ProtocolError
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
@@ -67,7 +65,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def sent(real: LocalCluster) -> Iterator[LocalCluster]:
+def sent(real):
     """Send all cases, between small messages that a consumer would lose if it skipped a case."""
     make_topic(real, TOPIC)
     for codec in CODECS:
@@ -85,7 +83,7 @@ def sent(real: LocalCluster) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.parametrize("version", GENERATIONS)
-def test_java_reads_every_body(sent: LocalCluster, version: str) -> None:
+def test_java_reads_every_body(sent, version):
     messages = {message.keys: message for message in read_with_java(sent, TOPIC, version)}
     names = [str(case) for case in CASES]
     assert set(messages) == {*names, *(f"after-{name}" for name in names)}
@@ -136,7 +134,7 @@ def one_linked_block() -> bytes:
 
 
 @pytest.mark.parametrize("version", GENERATIONS)
-def test_we_refuse_what_java_refuses(version: str) -> None:
+def test_we_refuse_what_java_refuses(version):
     cases = streams()
     lines = "".join(f"{kind.name} {data.hex()}\n" for _, kind, data in cases)
     answers = run_java(FOLDER / "Inflate.java", version=version, lines=lines)

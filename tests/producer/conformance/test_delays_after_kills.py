@@ -23,7 +23,7 @@ NO_NOTES = {"flushDelayOffsetInterval": "3600000"}
 
 
 @pytest.mark.timeout(1200)
-def test_a_killed_broker_repeats_the_delayed_messages_of_any_client() -> None:
+def test_a_killed_broker_repeats_the_delayed_messages_of_any_client():
     """The broker is killed after it has delivered the messages of a level."""
     column, delay = "delay_level", 3
     with LocalCluster(brokers=1, broker_config=NO_NOTES) as cluster:

@@ -1,6 +1,5 @@
 """The live cases on brokers with ACL and TLS, and on 4.9.7."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +29,6 @@ _CLUSTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=_CLUSTERS)
-def real(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+def real(request):
     with LocalCluster(1, **_CLUSTERS[request.param], broker_config=TRANSACTIONS) as cluster:
         yield cluster

@@ -36,7 +36,7 @@ def stored_places(real: LocalCluster, topic: str, prefix: str) -> Places:
     }
 
 
-def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
+def test_numbers_go_where_java_sends_them(real):
     topic = "sharded-numbers"
     make_topic(real, topic)
     by_kind = {kind: java_places(real, topic, kind, NUMBERS) for kind in ("String", "Long")}

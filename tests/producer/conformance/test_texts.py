@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import MessageError, SendError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
@@ -71,7 +70,7 @@ def is_refused_by_us(text: str) -> bool:
 
 
 @pytest.mark.parametrize("version", GENERATIONS)
-def test_properties_are_legal_where_java_takes_and_carries_them(version: str) -> None:
+def test_properties_are_legal_where_java_takes_and_carries_them(version):
     answers = run_java(FOLDER / "Texts.java", version=version, lines=hex_lines(TEXTS))
     as_value, as_name, carried = [], [], []
     for text, (_, *taken, value_carried, name_carried) in zip(TEXTS, answers, strict=True):
@@ -118,7 +117,7 @@ def count_of(admin: Admin, topic: str) -> int:
         return 0
 
 
-def test_dead_letters_of_java_are_sent_again_to_a_new_topic(real: LocalCluster) -> None:
+def test_dead_letters_of_java_are_sent_again_to_a_new_topic(real):
     """The letters have every text that Java sends; the send creates their topic."""
     origin, target = "texts-origin", "texts-new"
     make_topic(real, origin)

@@ -1,6 +1,5 @@
 """C66 on real brokers: Netty's side of the handshake, with client certificates and without."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,14 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def requiring() -> Iterator[LocalCluster]:
+def requiring():
     """Yield a cluster with optional TLS; TLS requires a client certificate."""
     with LocalCluster(brokers=1, tls="permissive", tls_client_auth="require") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def enforcing() -> Iterator[LocalCluster]:
+def enforcing():
     with LocalCluster(brokers=1, tls="enforcing", tls_client_auth="optional") as cluster:
         yield cluster
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,7 +41,7 @@ def entry(name: str, cause: int, until_s: float) -> FaultItem:
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4, 5])
-def of_several(request: pytest.FixtureRequest) -> Iterator[tuple[FakeCluster, SendEngine]]:
+def of_several(request):
     with FakeCluster(brokers=request.param) as cluster:
         cluster.create_topic("orders", 2)
         # A pause of this machine must not make a broker suspect.

@@ -72,7 +72,7 @@ def flow_with(dispatcher: Dispatcher) -> RequestFlow:
     )
 
 
-def test_requests_behind_a_cut_group_keep_their_order() -> None:
+def test_requests_behind_a_cut_group_keep_their_order():
     dispatcher = Dispatcher()
     flow = flow_with(dispatcher)
     dispatcher.broker.in_flight = ROOM
@@ -92,7 +92,7 @@ def test_requests_behind_a_cut_group_keep_their_order() -> None:
     assert dispatcher.in_vain <= len(steps), "only the other part of a group, once a step"
 
 
-def test_a_defect_in_a_part_leaves_the_other_part_to_be_sent() -> None:
+def test_a_defect_in_a_part_leaves_the_other_part_to_be_sent():
     """The connection has the part already, and ends it."""
 
     class Defect(Dispatcher):
@@ -107,7 +107,7 @@ def test_a_defect_in_a_part_leaves_the_other_part_to_be_sent() -> None:
     assert flow._dispatcher.sent == [("g", 2)]  # type: ignore[attr-defined]
 
 
-def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room() -> None:
+def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room():
     dispatcher = Dispatcher()
     flow = flow_with(dispatcher)
     dispatcher.broker.in_flight = ROOM

@@ -70,9 +70,7 @@ def test_each_silent_server_gets_its_share_of_the_time(names, timeout_s, of_all,
 @pytest.mark.parametrize(
     ("code", "reason"), [(3, f"answered 3: no way{PROXY_HINT}"), (1, "answered 1: no way")]
 )
-def test_a_server_that_refuses_the_question_is_named_with_its_answer(
-    code: int, reason: str
-) -> None:
+def test_a_server_that_refuses_the_question_is_named_with_its_answer(code, reason):
     client, ends = _Silent(), []
     servers = NameServers(SinkOptions.parse(nameServer="a:1"), client, _InOrder(), 30.0)  # type: ignore[arg-type]
     servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0)
@@ -80,7 +78,7 @@ def test_a_server_that_refuses_the_question_is_named_with_its_answer(
     assert ends[0][1].reasons == {"a:1": reason}
 
 
-def test_all_other_servers_are_asked_at_once_after_one_that_does_not_know_the_topic() -> None:
+def test_all_other_servers_are_asked_at_once_after_one_that_does_not_know_the_topic():
     client = _Silent()
     options = SinkOptions.parse(nameServer="a:1;b:1;c:1")
     servers = NameServers(options, client, _InOrder(), 30.0)  # type: ignore[arg-type]

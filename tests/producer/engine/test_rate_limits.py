@@ -17,17 +17,17 @@ def pace(**options):
     return RateLimiter.of(SinkOptions.parse(options), 0.0)
 
 
-def test_without_limits_there_is_no_pace() -> None:
+def test_without_limits_there_is_no_pace():
     assert RateLimiter.of(SinkOptions(), 0.0) is None
 
 
-def test_a_task_keeps_its_part() -> None:
+def test_a_task_keeps_its_part():
     limiter = pace(maxMessagesPerSecond=100, rateTasks=20)
     assert not limiter.allows(1, 0, 0.19)
     assert limiter.allows(1, 0, 0.21)
 
 
-def test_the_stricter_limit_decides() -> None:
+def test_the_stricter_limit_decides():
     both = pace(maxMessagesPerSecond=10, maxBytesPerSecond="1000b")
     assert not both.allows(1, 500, 0.4)
     assert both.due_s == pytest.approx(0.5)
@@ -36,7 +36,7 @@ def test_the_stricter_limit_decides() -> None:
     assert not both.allows(1, 1, 0.5001), "five messages are saved up, but no bytes"
 
 
-def test_no_thread_sleeps_past_the_time_of_a_waiting_request() -> None:
+def test_no_thread_sleeps_past_the_time_of_a_waiting_request():
     limiter = pace(maxMessagesPerSecond=10)
     limiter.allows(1, 0, 0.0)
     assert limiter.wait_s(5.0, 0.02) == pytest.approx(0.08)

@@ -4,7 +4,6 @@ The name server of each has routes in which every broker has the proxy's address
 behind one switch, because a proxy is one process.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -45,7 +44,7 @@ class ScriptedProxy:
 
 
 @pytest.fixture
-def proxies(cluster: FakeCluster, closing: Callable[..., ScriptedProxy]) -> list[ScriptedProxy]:
+def proxies(cluster, closing):
     return [closing(ScriptedProxy(cluster)) for _ in range(2)]
 
 
@@ -58,7 +57,7 @@ def servers(proxies: list[ScriptedProxy]) -> str:
     return ";".join(proxy.front.address for proxy in proxies)
 
 
-def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy]) -> None:
+def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies):
     with Producer(nameServer=servers(proxies), sendMsgTimeout=90_000) as producer:
         in_use(producer, proxies).freeze()
         # These take all places of a proxy. On a busy machine the proxy may be silent before the
@@ -73,7 +72,7 @@ def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy
         assert {future.result(60).outcome for future in stuck} == {Outcome.ACKED}
 
 
-def test_messages_wait_for_the_route_of_the_other_proxy(proxies: list[ScriptedProxy]) -> None:
+def test_messages_wait_for_the_route_of_the_other_proxy(proxies):
     with Producer(nameServer=servers(proxies), sendMsgTimeout=20_000) as producer:
         in_use(producer, proxies).close()
         futures = [producer.send_async(Message("orders", b"x")) for _ in range(300)]

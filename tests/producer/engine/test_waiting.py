@@ -55,7 +55,7 @@ class World:
         return self.waiting.pop_due(now_s)
 
 
-def test_those_that_wait_for_a_time_come_in_its_order() -> None:
+def test_those_that_wait_for_a_time_come_in_its_order():
     world, late = World(), make(deadline_s=3.0)
     second, first = world.add(Wait.DELAY, 2.0, 1.0)
     world.waiting.add(late, Wait.ROUTE, 50.0)
@@ -70,7 +70,7 @@ def test_those_that_wait_for_a_time_come_in_its_order() -> None:
     ("wait", "event"),
     [(Wait.ROUTE, "orders"), (Wait.VERSION, "a:1"), (Wait.POLICY, ("orders", "a"))],
 )
-def test_an_event_releases_those_that_wait_for_it(wait: Wait, event: Hashable) -> None:
+def test_an_event_releases_those_that_wait_for_it(wait, event):
     world = World()
     late, early = world.add(wait, 1.0, 99.0, broker="a")
     world.events.add("another")
@@ -82,7 +82,7 @@ def test_an_event_releases_those_that_wait_for_it(wait: Wait, event: Hashable) -
     assert not world.waiting.size and world.waiting.wait_s(10.0, 1.0) == 10.0
 
 
-def test_a_busy_brokers_places_are_given_out_in_order() -> None:
+def test_a_busy_brokers_places_are_given_out_in_order():
     world = World(full="a")
     broker = world.brokers.of("a")
     attempts = world.add(Wait.BROKER, 99.0, 99.0, 99.0, 9.0, 99.0, broker="a")
@@ -97,7 +97,7 @@ def test_a_busy_brokers_places_are_given_out_in_order() -> None:
 
 
 @pytest.mark.parametrize("wait", [Wait.VERSION, Wait.POLICY])
-def test_a_change_of_ranks_releases_those_that_wait_for_a_brokers_answer(wait: Wait) -> None:
+def test_a_change_of_ranks_releases_those_that_wait_for_a_brokers_answer(wait):
     world = World()
     [attempt] = world.add(wait, 99.0, broker="a")
     world.add(Wait.ROUTE, 99.0)
@@ -106,7 +106,7 @@ def test_a_change_of_ranks_releases_those_that_wait_for_a_brokers_answer(wait: W
     assert world.due(1.0) == [attempt] and world.waiting.size == 1
 
 
-def test_a_retry_takes_its_place_before_the_requests_in_line() -> None:
+def test_a_retry_takes_its_place_before_the_requests_in_line():
     world = World(full="a")
     broker = world.brokers.of("a")
     line = world.add(Wait.BROKER, 99.0, 99.0, 99.0, broker="a")
@@ -120,7 +120,7 @@ def test_a_retry_takes_its_place_before_the_requests_in_line() -> None:
     assert world.due(1.0) == line[:2], "the line has kept its order"
 
 
-def test_times_that_are_over_leave_no_memory_behind() -> None:
+def test_times_that_are_over_leave_no_memory_behind():
     world = World()
     for _ in range(10_000):
         attempts = world.add(Wait.ROUTE, 99.0)
@@ -129,7 +129,7 @@ def test_times_that_are_over_leave_no_memory_behind() -> None:
     assert len(world.waiting._times) < 2000
 
 
-def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
+def test_room_at_any_of_the_best_brokers_is_given_out():
     """An attempt that may go to any of the equal brokers waits for all of them."""
     info = info_of({"a": 1, "b": 1, "c": 1})
     world = World(info, full="ab")
@@ -149,7 +149,7 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     assert not world.waiting.size
 
 
-def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over() -> None:
+def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over():
     """The attempts would go to any broker but an unreachable one."""
     world = World(info_of({"a": 1, "b": 1, "c": 1}), full="ab")
     isolate(world.brokers, "b", 0.0, reachable=True)
@@ -164,7 +164,7 @@ def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_ove
     assert world.due(3.0) == [patient] and not world.waiting.size
 
 
-def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next() -> None:
+def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next():
     """The look for a topic reads the fault table, after the look for a broker."""
     info = info_of({"a": 1, "b": 1, "c": 1})
     world = World(info, full="abc")
@@ -176,7 +176,7 @@ def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next() -> None:
     assert world.due(1.0) == attempts, "another broker may be the best one now"
 
 
-def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
+def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves():
     waiting = World().waiting
     first, second, third = make(), make(), make(deadline_s=5.0)
     assert waiting.ordered.enter(first, QUEUE)
@@ -193,7 +193,7 @@ def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
     assert waiting.pop_due(6.0) == [second] and not waiting.size
 
 
-def test_drain_all_finds_each_once() -> None:
+def test_drain_all_finds_each_once():
     waiting = World().waiting
     rng, added = Random(1), []
     waiting.ordered.enter(make(), QUEUE)

@@ -112,7 +112,7 @@ class Desk(NamedTuple):
 
 
 @pytest.fixture
-def desk(spark: Any, cluster: FakeCluster, tmp_path: Path) -> Desk:
+def desk(spark, cluster, tmp_path):
     options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path / "ledger"), sendMsgTimeout="30s",
         connectTimeoutMs="20s", retryTimesWhenSendFailed=0, storedCheckDelay=20,
@@ -133,7 +133,7 @@ def marks(letter: str, number: str, *ends: tuple[str, str]) -> list[pa.RecordBat
 
 
 class TestDeadLetters:
-    def test_bodies_of_a_query_are_read_by_several_tasks(self, desk: Desk) -> None:
+    def test_bodies_of_a_query_are_read_by_several_tasks(self, desk):
         """If the plan partitioned by the query, one task would read all bodies and spill: with
         300,000 of 10 KB it took eight minutes."""
         desk.write_letters(2)
@@ -143,7 +143,7 @@ class TestDeadLetters:
         windows = [text for text in plan.splitlines() if "windowspecdefinition(query_id" in text]
         assert [text for text in windows if "epoch" not in text] == []
 
-    def test_tries_killed_backfills_and_parked_letters(self, desk: Desk) -> None:
+    def test_tries_killed_backfills_and_parked_letters(self, desk):
         """Rows are sent, asked for or left alone; one test, because a Delta table takes seconds."""
         keys = pa.array(["stuck", "k1", "stuck", "k1", "k0", "k1", "k0", "k1"])
         reasons = pa.array(["transport"] * 5 + ["unknown", "transport", "unknown"])
@@ -187,7 +187,7 @@ class TestDeadLetters:
             (ids[7], "unparked", "mended"),
         }
 
-    def test_a_letter_that_fails_often_is_left_alone(self, desk: Desk) -> None:
+    def test_a_letter_that_fails_often_is_left_alone(self, desk):
         """A row of reason `data` is never sent as it is: later letters of its key do not wait."""
         reasons = ("data", "transport", "transport")
         keys = pa.array(["a", "a", "b"])
@@ -199,9 +199,7 @@ class TestDeadLetters:
         plan, sent = desk.run(max_tries=1, reasons=reasons)
         assert (plan.pending, plan.selected, plan.left_alone, plan.behind) == (3, 1, 2, 0)
 
-    def test_the_broker_that_did_not_answer_is_asked_although_no_route_names_it(
-        self, desk: Desk
-    ) -> None:
+    def test_the_broker_that_did_not_answer_is_asked_although_no_route_names_it(self, desk):
         """For letters of a known outcome that broker only refused them, so it is not asked."""
         reasons = pa.array(["unknown", "transport"])
         desk.write_letters(2, reason=reasons, last_broker_name="broker-gone")
@@ -212,9 +210,7 @@ class TestDeadLetters:
         plan, sent = once.run(reasons=("transport",))
         assert (sent.resent, desk.bodies()) == (1, ["body 1"])
 
-    def test_what_a_consumer_gave_up_is_sent_although_its_topic_has_its_id(
-        self, desk: Desk
-    ) -> None:
+    def test_what_a_consumer_gave_up_is_sent_although_its_topic_has_its_id(self, desk):
         [letter] = desk.write_letters(1, reason="consumer", outcome="acked")
         desk.ledger.append(desk.spark, *marks(letter, f"{0:032X}"))
         desk.send(("body 0", f"{0:032X}", "k0"))
@@ -222,7 +218,7 @@ class TestDeadLetters:
         assert (plan.asked, sent.resent, sent.found) == (0, 1, 0)
         assert desk.bodies() == ["body 0"] * 2
 
-    def test_letters_without_a_topic_are_left_until_an_option_names_one(self, desk: Desk) -> None:
+    def test_letters_without_a_topic_are_left_until_an_option_names_one(self, desk):
         desk.write_letters(2, topic=pa.array([None, TOPIC]))
         plan, sent = desk.run()
         assert (plan.pending, plan.selected, plan.without_topic, sent.resent) == (2, 1, 1, 1)
@@ -230,7 +226,7 @@ class TestDeadLetters:
         assert (plan.selected, plan.without_topic, sent.resent) == (1, 0, 1)
         assert desk.bodies() == ["body 0", "body 1"]
 
-    def test_filters_times_and_limit(self, desk: Desk) -> None:
+    def test_filters_times_and_limit(self, desk):
         seconds = [dt.datetime(2026, 1, 1, 0, 0, n, tzinfo=dt.timezone.utc) for n in range(6)]
         at = pa.array(seconds, pa.timestamp("us", tz="UTC"))
         desk.write_letters(6, at=at, reason=pa.array(["transport"] * 5 + ["data"]))
@@ -264,7 +260,7 @@ class TestDeadLetters:
             "(SELECT max(value) FROM text.`/etc/hostname`) <> ''",
         ],
     )
-    def test_a_filter_calls_no_java_and_asks_no_other_table(self, desk: Desk, where: str) -> None:
+    def test_a_filter_calls_no_java_and_asks_no_other_table(self, desk, where):
         """The user may pass on somebody else's text as a filter, which must not run code."""
         desk.write_letters(1)
         with pytest.raises(OptionError, match="is refused"):
@@ -274,10 +270,10 @@ class TestDeadLetters:
         assert desk.spark._jvm.java.lang.System.getProperty("rocket.sink.where") is None
         assert desk.bodies() == []
 
-    def test_nothing_is_pending_where_no_ledger_is(self, desk: Desk) -> None:
+    def test_nothing_is_pending_where_no_ledger_is(self, desk):
         assert desk.run() == (Plan(), Resent())
 
-    def test_a_ledger_of_another_version_is_refused(self, desk: Desk) -> None:
+    def test_a_ledger_of_another_version_is_refused(self, desk):
         desk.spark.sql(
             f"CREATE TABLE delta.`{desk.options.ledger}` ({ledger_ddl()}) USING delta "
             "TBLPROPERTIES ('rocketSink.schemaVersion' = '99')"
@@ -287,7 +283,7 @@ class TestDeadLetters:
                 desk.run(source)
         assert desk.cluster.messages(TOPIC) == []
 
-    def test_two_at_once_are_refused(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_at_once_are_refused(self, desk, monkeypatch):
         """A backfill of any process counts, and so does a worker that outlives its driver."""
         monkeypatch.setattr(backfill, "_OTHERS_WAIT_S", 0.0)
         waited: list[str] = []
@@ -306,7 +302,7 @@ class TestDeadLetters:
         with desk.backfill() as work:
             work.plan()
 
-    def test_a_command_beside_another_gives_up_or_waits(self, desk: Desk) -> None:
+    def test_a_command_beside_another_gives_up_or_waits(self, desk):
         desk.write_letters(1)
         command = ("backfill", "-l", desk.options.ledger, "-n", desk.cluster.name_server)
         output, over = io.StringIO(), threading.Event()
@@ -332,7 +328,7 @@ class TestDeadLetters:
 
 
 class TestTables:
-    def test_a_table_is_sent_once_in_order_equal_rows_and_all(self, desk: Desk) -> None:
+    def test_a_table_is_sent_once_in_order_equal_rows_and_all(self, desk):
         rows: list[tuple[Any, ...]] = [(f"{n:03}", f"k{n % 3}", n) for n in range(60)]
         rows += [("equal", "k0", 100)] * 3 + [("no key", None, 5)]
         plan, sent = desk.run(desk.table(rows))
@@ -351,7 +347,7 @@ class TestTables:
         work = Backfill(desk.spark, elsewhere.options, Selection(), elsewhere)
         assert work.plan().pending == 66, "the topic of another namespace is another topic"
 
-    def test_what_a_killed_backfill_sent_is_found(self, desk: Desk) -> None:
+    def test_what_a_killed_backfill_sent_is_found(self, desk):
         source = desk.table([(f"{n}", "k", n) for n in range(5)])
         first = desk.kill_after_mark(source)
         assert first.body == "0"
@@ -360,7 +356,7 @@ class TestTables:
         assert (sent.resent, sent.found) == (4, 1)
         assert desk.bodies() == ["0", "1", "2", "3", "4"]
 
-    def test_rows_read_from_a_topic_are_sent_although_it_has_their_ids(self, desk: Desk) -> None:
+    def test_rows_read_from_a_topic_are_sent_although_it_has_their_ids(self, desk):
         """The rows are from `dlq export`; a backfill was killed after its mark, before it sent."""
         desk.send(("0", "ID0", "k"))
         frame = desk.spark.sql("SELECT '0' AS body, 'ID0' AS message_id, 'x' AS offset_message_id")
@@ -370,7 +366,7 @@ class TestTables:
         assert (sent.resent, sent.found) == (1, 0)
         assert desk.bodies() == ["0", "0"]
 
-    def test_its_ids_are_the_same_in_each_time_zone_and_with_each_java(self, desk: Desk) -> None:
+    def test_its_ids_are_the_same_in_each_time_zone_and_with_each_java(self, desk):
         """Java 17 prints 1.0E23 as 9.999999999999999E22, later ones print 1.0E23. The id below
         was made with Java 17, and is the same with Java 25."""
         frame = desk.spark.sql(
@@ -398,12 +394,12 @@ class TestTables:
             "map(timestamp'2026-01-01 00:00:00.000001Z', 1D), map()",
         ],
     )
-    def test_values_that_differ_are_different_rows(self, desk: Desk, values: str) -> None:
+    def test_values_that_differ_are_different_rows(self, desk, values):
         frame = desk.spark.sql(f"SELECT 'b' AS body, explode(array({values})) AS value")
         ids = {row.letter_id for row in desk.pending(desk.source(frame)).collect()}
         assert len({name.rpartition("-")[0] for name in ids}) == len(ids) == frame.count() > 1
 
-    def test_rows_sent_under_another_digest_or_setting_are_not_sent_again(self, desk: Desk) -> None:
+    def test_rows_sent_under_another_digest_or_setting_are_not_sent_again(self, desk):
         frame = desk.spark.sql("SELECT 'a' AS body, timestamp'2026-01-01 12:00:00Z' AS at")
         source = desk.source(frame)
         desk.run(source)
@@ -419,9 +415,7 @@ class TestTables:
             desk.run(source)
         assert desk.bodies() == ["a"]
 
-    def test_rows_that_spark_reads_with_other_types_are_not_sent_again(
-        self, desk: Desk, tmp_path: Path
-    ) -> None:
+    def test_rows_that_spark_reads_with_other_types_are_not_sent_again(self, desk, tmp_path):
         """A new folder turns all partition values into texts; a new first file reorders columns."""
 
         def source(**schema: str) -> Table:
@@ -447,7 +441,7 @@ class TestTables:
         _, sent = desk.run(source(schema="n BIGINT, body STRING, p INT"))
         assert (sent.resent, desk.bodies()) == (1, ["a", "b", "c", "d"])
 
-    def test_texts_are_other_times_in_another_zone(self, desk: Desk, tmp_path: Path) -> None:
+    def test_texts_are_other_times_in_another_zone(self, desk, tmp_path):
         (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
 
         def source() -> Table:
@@ -463,7 +457,7 @@ class TestTables:
             desk.run(source())
         assert desk.bodies() == ["a"]
 
-    def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(self, desk: Desk) -> None:
+    def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(self, desk):
         source = desk.table([(f"{n}", "k", n) for n in range(6)])
         _, sent = desk.run(source, where="n % 2 = 0", limit=2)
         assert (sent.resent, desk.bodies()) == (2, ["0", "2"])
@@ -472,7 +466,7 @@ class TestTables:
         _, sent = desk.run(desk.table([("0", "k", 0)], name="another table"))
         assert sent.resent == 1, "the same row of another table is another row"
 
-    def test_what_cannot_be_sent_is_refused_before_anything_is(self, desk: Desk) -> None:
+    def test_what_cannot_be_sent_is_refused_before_anything_is(self, desk):
         wrong = desk.table([("a", "k", 1)])
         with pytest.raises(ColumnError, match=r"no column 'payload'.*columns='body=payload'"):
             desk.run(desk.source(wrong.frame))
@@ -484,11 +478,11 @@ class TestTables:
             desk.run(wrong, since=dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
         assert desk.cluster.messages(TOPIC) == []
 
-    def test_an_empty_table_is_no_error(self, desk: Desk) -> None:
+    def test_an_empty_table_is_no_error(self, desk):
         plan, sent = desk.run(desk.table([]))
         assert (plan.pending, plan.selected, sent) == (0, 0, Resent())
 
-    def test_whole_rows_as_json_times_and_ids_of_their_own(self, desk: Desk) -> None:
+    def test_whole_rows_as_json_times_and_ids_of_their_own(self, desk):
         frame = desk.spark.sql(
             "SELECT 'id-' || id AS message_id, timestamp_millis(id * 1000) AS event_time, id "
             "FROM range(5)"

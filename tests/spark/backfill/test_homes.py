@@ -1,6 +1,5 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -77,7 +76,7 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(cluster: FakeCluster, tmp_path: Path) -> World:
+def world(cluster, tmp_path):
     options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), topic=TOPIC, ordering="strict",
         sendMsgTimeout="20s", connectTimeoutMs="20s", pollNameServerInterval=10,
@@ -86,7 +85,7 @@ def world(cluster: FakeCluster, tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize("missing", ["broker-a", "broker-b"])
-def test_a_key_waits_for_its_broker(world: World, missing: str) -> None:
+def test_a_key_waits_for_its_broker(world, missing):
     world.query()
     world.remove(missing)
     waiting = [key for key in KEYS if home(key)[0] == missing]
@@ -105,7 +104,7 @@ def test_a_key_waits_for_its_broker(world: World, missing: str) -> None:
     assert world.stored() == AT_HOME
 
 
-def test_the_plan_names_the_broker(world: World) -> None:
+def test_the_plan_names_the_broker(world):
     world.query()
     world.remove("broker-b")
     options = world.options()
@@ -115,7 +114,7 @@ def test_the_plan_names_the_broker(world: World) -> None:
     assert world.waiting(options) == [{"broker": "", "letters": 1}]
 
 
-def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(world: World) -> None:
+def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(world):
     """Workers keep their engines, and an engine that sends nothing reads no answers."""
     world.query()
     options = world.options(pollNameServerInterval=600_000)
@@ -125,7 +124,7 @@ def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(world: Wor
         assert brokers == ([] if is_master else ["broker-b"])
 
 
-def test_only_a_flag_moves_keys_and_only_those_that_must(world: World) -> None:
+def test_only_a_flag_moves_keys_and_only_those_that_must(world):
     """The letters of a key stay together; a row that names its queue is never moved."""
     world.query()
     world.remove("broker-b")
@@ -143,7 +142,7 @@ def test_only_a_flag_moves_keys_and_only_those_that_must(world: World) -> None:
     assert total.moved == 2 * len(moved)
 
 
-def test_a_later_query_of_the_key_waits_behind_the_first(world: World) -> None:
+def test_a_later_query_of_the_key_waits_behind_the_first(world):
     """The second query began when its list had other queues."""
     world.query()
     world.remove("broker-b")
@@ -154,7 +153,7 @@ def test_a_later_query_of_the_key_waits_behind_the_first(world: World) -> None:
     assert spool.resolved() == {"letter-2"}
 
 
-def test_the_querys_own_hash_finds_the_queue(world: World) -> None:
+def test_the_querys_own_hash_finds_the_queue(world):
     world.query(shardingHash="siphash24")
     before = world.stored(b"x")
     total, _ = world.backfill(letters(KEYS))
@@ -162,13 +161,13 @@ def test_the_querys_own_hash_finds_the_queue(world: World) -> None:
     assert world.stored() == before
 
 
-def test_a_query_that_is_started_with_another_hash_is_refused(world: World) -> None:
+def test_a_query_that_is_started_with_another_hash_is_refused(world):
     world.query()
     with pytest.raises(DeliveryError, match=r"shardingHash is siphash24, not java.*onRouteChange"):
         world.query(shardingHash="siphash24")
 
 
-def test_a_broker_that_comes_back_and_new_queues_stop_nothing(world: World) -> None:
+def test_a_broker_that_comes_back_and_new_queues_stop_nothing(world):
     world.query()
     world.cluster.create_topic(TOPIC, 6, brokers=["broker-b"])
     total, _ = world.backfill(letters(KEYS))
@@ -176,7 +175,7 @@ def test_a_broker_that_comes_back_and_new_queues_stop_nothing(world: World) -> N
     assert world.stored() == AT_HOME
 
 
-def test_a_queue_that_is_gone_is_waited_for(world: World) -> None:
+def test_a_queue_that_is_gone_is_waited_for(world):
     world.query()
     world.cluster.create_topic(TOPIC, 2, brokers=["broker-b"])
     total, _ = world.backfill(letters(KEYS))
@@ -185,7 +184,7 @@ def test_a_queue_that_is_gone_is_waited_for(world: World) -> None:
     assert set(total.waiting) <= {"broker-b (queue 2)", "broker-b (queue 3)"}
 
 
-def test_a_tables_first_backfill_writes_its_queues_down(world: World) -> None:
+def test_a_tables_first_backfill_writes_its_queues_down(world):
     """The second backfill finds a broker away: without the list, every key would move."""
     rows = letters(KEYS, query_id=["table-x"] * len(KEYS))
     total, _ = world.backfill(rows, pin_new=True)
@@ -196,7 +195,7 @@ def test_a_tables_first_backfill_writes_its_queues_down(world: World) -> None:
     assert world.stored() == AT_HOME
 
 
-def test_letters_of_an_unordered_query_go_where_they_can(world: World, tmp_path: Path) -> None:
+def test_letters_of_an_unordered_query_go_where_they_can(world, tmp_path):
     world.remove("broker-b")
     total, _ = world.backfill(letters(KEYS))
     assert (total.settled, total.waiting) == (len(KEYS), {})

@@ -126,7 +126,7 @@ class Bed(NamedTuple):
 
 
 @pytest.fixture
-def bed(cluster: FakeCluster, tmp_path: Path) -> Bed:
+def bed(cluster, tmp_path):
     options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), sendMsgTimeout="2s",
         retryTimesWhenSendFailed=1, orderWaitMs="2s", connectTimeoutMs="20s", storedCheckDelay=20,
@@ -134,7 +134,7 @@ def bed(cluster: FakeCluster, tmp_path: Path) -> Bed:
     return Bed(cluster, backfill_options(options))
 
 
-def test_all_are_stored_under_their_ids_and_resolved(bed: Bed) -> None:
+def test_all_are_stored_under_their_ids_and_resolved(bed):
     batch = letters([f"k{n % 5}" for n in range(50)])
     total, spool = bed.send(batch)
     assert total.resent == 50
@@ -144,7 +144,7 @@ def test_all_are_stored_under_their_ids_and_resolved(bed: Bed) -> None:
     assert sorted(ids) == sorted(batch["message_id"].to_pylist())
 
 
-def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed: Bed) -> None:
+def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed):
     """The letters are two versions of an order, of unknown outcome; the first is stored."""
     bed.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
     again = letters(
@@ -158,7 +158,7 @@ def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed: Bed) 
     assert sorted(message.body for message in bed.stored()) == [b"price 1", b"price 2"]
 
 
-def test_a_keys_letters_are_stored_in_order(bed: Bed) -> None:
+def test_a_keys_letters_are_stored_in_order(bed):
     bed.send(letters([f"k{n % 3}" for n in range(60)]), chunk=7)
     seen: dict[str, list[int]] = {}
     for message in bed.stored():
@@ -168,20 +168,20 @@ def test_a_keys_letters_are_stored_in_order(bed: Bed) -> None:
     assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
-def test_letters_without_a_key_are_sent_too(bed: Bed) -> None:
+def test_letters_without_a_key_are_sent_too(bed):
     total, spool = bed.send(letters([None, "k", None]))
     assert total.resent == len(spool.resolved()) == len(bed.stored()) == 3
     assert bed.asked("key") == set(), "nothing tells that they may be stored"
 
 
-def test_letters_without_a_topic_go_to_the_one_of_the_option(bed: Bed) -> None:
+def test_letters_without_a_topic_go_to_the_one_of_the_option(bed):
     own = {"queue_id": [None, None, 0], "broker_name": [None, None, "gone"]}
     total, _ = bed.with_(topic=TOPIC).send(letters([None, "k", None], topic=[None] * 3, **own))
     assert total.resent == len(bed.stored()) == 2
     assert total.waiting == {"gone": 1}
 
 
-def test_a_refused_letter_stays_pending_and_stops_its_key(bed: Bed) -> None:
+def test_a_refused_letter_stays_pending_and_stops_its_key(bed):
     bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
     batch = letters(["bad", "good"] * 3, body=bodies, message_id=["order-17"] * 6)
     total, spool = bed.send(batch, chunk=2)
@@ -190,7 +190,7 @@ def test_a_refused_letter_stays_pending_and_stops_its_key(bed: Bed) -> None:
     assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}, "a failed letter is no second letter"
 
 
-def test_what_failed_is_named_and_degraded_is_told_from_stored(bed: Bed) -> None:
+def test_what_failed_is_named_and_degraded_is_told_from_stored(bed):
     """The first letter is refused, the second stored with less durability, the third stored."""
     total = Resent()
     for number, answer in enumerate((Answer(13, "no such message"), Answer(10), None)):
@@ -208,7 +208,7 @@ def test_what_failed_is_named_and_degraded_is_told_from_stored(bed: Bed) -> None
     assert failure == {"message_id": f"{0:032X}", "topic": "t", "code": "MESSAGE_ILLEGAL"}
 
 
-def test_each_request_of_a_task_has_a_number_of_its_own(bed: Bed) -> None:
+def test_each_request_of_a_task_has_a_number_of_its_own(bed):
     """The report counts messages by this number, not attempts."""
     bed.cluster.on_send(Answer(13, "no"), times=None)
     _, spool = bed.send(letters([None, "a", None, "b", "c"]), chunk=2)
@@ -216,14 +216,14 @@ def test_each_request_of_a_task_has_a_number_of_its_own(bed: Bed) -> None:
     assert sorted(numbers) == [1, 2, 3, 4, 5]
 
 
-def test_no_way_to_any_broker_ends_the_trying(bed: Bed) -> None:
+def test_no_way_to_any_broker_ends_the_trying(bed):
     bed.cluster.kill()
     total, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]), chunk=2)
     assert spool.resolved() == set()
     assert (total.not_tried, total.failed + total.held_back) == (4, 2)
 
 
-def test_resolutions_are_durable_chunk_by_chunk(bed: Bed) -> None:
+def test_resolutions_are_durable_chunk_by_chunk(bed):
     _, spool = bed.send(letters(["k"] * 35), chunk=10)
     chunks = [10, 10, 10, 5]
     assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
@@ -232,7 +232,7 @@ def test_resolutions_are_durable_chunk_by_chunk(bed: Bed) -> None:
 class TestWhatMayBeStored:
     """`open` letters may be stored: a backfill was killed, or a send got no answer."""
 
-    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(self, bed: Bed) -> None:
+    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(self, bed):
         bed.send(letters(["k"] * 6).take([0, 3, 5]))
         total, spool = bed.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
         assert bed.asked("key") == {f"{n:032X}" for n in (0, 2, 3, 5)}
@@ -243,7 +243,7 @@ class TestWhatMayBeStored:
         notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
         assert (notes["letter-0"], notes["letter-1"]) == (resend.FOUND, None)
 
-    def test_look_ups_are_pipelined(self, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_look_ups_are_pipelined(self, bed, monkeypatch):
         """If each took its own round trip, the 2,000 letters of a chunk would take seconds."""
         asked, answered, most = [0], [0], [0]
 
@@ -260,36 +260,36 @@ class TestWhatMayBeStored:
         bed.send(letters(["k"] * 40, open=[True] * 40))
         assert most[0] == 2 * 40, "both brokers, all letters"
 
-    def test_a_task_that_runs_again_asks_for_all(self, bed: Bed) -> None:
+    def test_a_task_that_runs_again_asks_for_all(self, bed):
         bed.send(letters(["k", None, "k"]))
         total, spool = bed.send(letters(["k", None, "k"]), ask_all=True)
         assert total.found == len(bed.stored()) == len(spool.resolved()) == 3
 
-    def test_the_topic_that_is_sent_to_is_asked(self, bed: Bed) -> None:
+    def test_the_topic_that_is_sent_to_is_asked(self, bed):
         bed.cluster.create_topic("elsewhere", 4)
         bed.send(letters(["k"]))
         total, _ = bed.with_(topic="elsewhere").send(letters(["k"], open=[True]))
         assert total.resent == len(bed.stored("elsewhere")) == 1
 
-    def test_a_timed_letter_is_found_where_it_waits(self, bed: Bed) -> None:
+    def test_a_timed_letter_is_found_where_it_waits(self, bed):
         bed.send(letters(["k"], delay_level=[3], open=[True]))
         bed.send(letters([None], delay_level=[3], open=[True]))
         assert bed.asked("topic") == {TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"}
 
-    def test_a_tables_rows_need_not_have_all_columns(self, bed: Bed) -> None:
+    def test_a_tables_rows_need_not_have_all_columns(self, bed):
         names = ["letter_id", "query_id", "open", "was_stored"]
         names += ["topic", "body", "sharding_key", "message_id"]
         total, _ = bed.send(letters(["k", None], open=[True, False]).select(names))
         assert total.resent == 2
 
-    def test_a_topic_that_nobody_knows_holds_nothing(self, bed: Bed) -> None:
+    def test_a_topic_that_nobody_knows_holds_nothing(self, bed):
         with FakeCluster(brokers=1, queues=0) as bare:  # Without TBW102 the broker makes no topic.
             batch = letters(["k"], topic=["nosuch"], open=[True])
             total, spool = bed.with_(nameServer=bare.name_server).send(batch)
         assert (total.failed, total.codes) == (1, {"NO_ROUTE": 1})
         assert spool.marks()["letter-0"][-1] == ("not_sent", "NO_ROUTE")
 
-    def test_nothing_is_sent_while_a_broker_cannot_be_asked(self, bed: Bed) -> None:
+    def test_nothing_is_sent_while_a_broker_cannot_be_asked(self, bed):
         bed.cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
         batch = letters(["k"] * 4, open=[True, True, False, False])
         total, spool = bed.with_(storedCheckTimeout=200).send(batch)
@@ -301,14 +301,14 @@ class TestWhatMayBeStored:
 class TestWhatAConsumerGaveUp:
     """The consumer's message is in the topic, under the id of its letter."""
 
-    def test_is_sent_by_a_task_that_runs_again(self, bed: Bed) -> None:
+    def test_is_sent_by_a_task_that_runs_again(self, bed):
         bed.send(letters([None] * 4).take([0, 1, 3]))
         exported = [True, True, False, False]
         total, spool = bed.send(letters([None] * 4, was_stored=exported), ask_all=True)
         assert (total.resent, total.found) == (3, 1), "another letter is found"
         assert (len(spool.resolved()), len(bed.stored())) == (4, 6)
 
-    def test_is_sent_again_after_a_lost_answer(self, bed: Bed) -> None:
+    def test_is_sent_again_after_a_lost_answer(self, bed):
         """A look-up would find the consumer's message."""
         for broker in bed.cluster.brokers:
             bed.send(letters([None], queue_id=[0], broker_name=[broker.name]))
@@ -326,7 +326,7 @@ class TestTheBrokerThatDidNotAnswer:
         return batch.append_column("unknown_at", pa.array(["broker-b"] * 4))
 
     @pytest.fixture
-    def late(self, bed: Bed) -> Any:
+    def late(self, bed):
         """Return a broker that has the letters and is missing from the route."""
         other, late = bed.cluster.brokers
         other.is_master = False
@@ -336,31 +336,31 @@ class TestTheBrokerThatDidNotAnswer:
         return late
 
     @pytest.fixture
-    def once(self, bed: Bed) -> Bed:
+    def once(self, bed):
         return bed.with_(delivery="effectively_once", pollNameServerInterval=10)
 
-    def test_is_asked_when_it_is_back(self, late: Any, once: Bed) -> None:
+    def test_is_asked_when_it_is_back(self, late, once):
         back = threading.Timer(0.5, lambda: setattr(late, "is_master", True))
         back.start()
         total, _ = once.with_(storedCheckTimeout="20s").send(self.letters())
         back.join()
         assert (total.found, total.resent) == (4, 0)
 
-    def test_holds_its_letters_while_it_is_away(self, late: Any, once: Bed) -> None:
+    def test_holds_its_letters_while_it_is_away(self, late, once):
         total, spool = once.with_(storedCheckTimeout=200).send(self.letters())
         assert (total.not_tried, spool.resolved(), len(once.stored())) == (4, set(), 4)
         for word in (late.name, "not in the route", "at_least_once"):
             assert word in total.first_error
 
     @pytest.mark.usefixtures("late")
-    def test_is_asked_for_no_other_topic_and_not_at_least_once(self, bed: Bed, once: Bed) -> None:
+    def test_is_asked_for_no_other_topic_and_not_at_least_once(self, bed, once):
         bed.cluster.create_topic("other", 2)
         for each, topic in ((bed, TOPIC), (once.with_(topic="other"), "other")):
             total, _ = each.send(self.letters())
             assert total.resent == len(bed.cluster.brokers[0].store.messages(topic)) == 4
 
 
-def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed: Bed) -> None:
+def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed):
     bed.cluster.on_send(Answer(13, "no"), times=None)
     _, spool = bed.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
     assert spool.marks() == {
@@ -374,7 +374,7 @@ def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed: Bed) -> None:
     assert spool.resolved() == {"letter-0"}
 
 
-def test_a_rate_makes_chunks_of_a_second() -> None:
+def test_a_rate_makes_chunks_of_a_second():
     batch = letters(["k"] * 100)
     assert resend._chunk_rows(batch, SinkOptions()) == resend.CHUNK
     per_task = SinkOptions.parse(maxMessagesPerSecond=100, rateTasks=4)
@@ -385,7 +385,7 @@ def test_a_rate_makes_chunks_of_a_second() -> None:
     assert resend._chunk_rows(batch, SinkOptions.parse(maxMessagesPerSecond=1, rateTasks=9)) == 1
 
 
-def test_results_of_tasks_add_up_and_are_plain_json() -> None:
+def test_results_of_tasks_add_up_and_are_plain_json():
     report = Resent(resent=1, codes=Counter({"A": 2}), first_error="x")
     total = Resent(codes=Counter({"A": 1, "B": 1}))
     for _ in range(2):
@@ -414,18 +414,18 @@ def test_results_of_tasks_add_up_and_are_plain_json() -> None:
         ),
     ],
 )
-def test_which_options_a_backfill_keeps(given: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_which_options_a_backfill_keeps(given, kept):
     reduced = backfill_options(SinkOptions.parse(given))
     assert {name: getattr(reduced, name) for name in kept} == kept
 
 
-def test_what_was_settled_since_the_plan_is_left_out(bed: Bed) -> None:
+def test_what_was_settled_since_the_plan_is_left_out(bed):
     total, spool = bed.send(letters(["a", "a", "b"]), settled={"letter-1", "letter-7"})
     assert (total.resent, total.left_out, len(bed.stored())) == (2, 1, 2)
     assert spool.resolved() == {"letter-0", "letter-2"}
 
 
-def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(bed: Bed) -> None:
+def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(bed):
     check, spool = Mock(side_effect=[None, LedgerError("taken over")]), Spool()
     with pytest.raises(LedgerError, match="taken over"):
         bed.send(letters(["a", "b", "c", "d"]), spool=spool, chunk=2, check=check)
@@ -434,7 +434,7 @@ def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(bed: Bed) -> No
 
 
 @pytest.fixture
-def claim(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[BackfillClaim]:
+def claim(bed, monkeypatch):
     monkeypatch.setattr(resend, "settled_since", lambda place, version: set())
     claim = BackfillClaim(resolve_path(bed.options.ledger))
     claim.acquire(0)
@@ -442,9 +442,7 @@ def claim(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[BackfillClaim]:
     claim.release()
 
 
-def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
-    bed: Bed, claim: BackfillClaim
-) -> None:
+def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(bed, claim):
     """The notes go to the fold even while the worker lives on for the next task."""
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -458,9 +456,7 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
     assert {row["kind"] for row in rows} >= {BACKFILL, RESOLUTION}
 
 
-def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(
-    bed: Bed, claim: BackfillClaim
-) -> None:
+def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(bed, claim):
     """In a later attempt of its stage, too, where Spark counts its attempts from 0 again."""
     total = Resent()
     for _ in range(2):
