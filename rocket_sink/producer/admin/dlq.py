@@ -222,14 +222,20 @@ class Resender:
             self.report.left_alone += 1
             return True
         try:
-            copies = self.admin.query_by_unique_key(topic, letter.message_id)
+            # Bodies may be large, so read them only if there is a resent message.
+            resent = self._resent(letter, topic, bodies=False)
+            if resent and letter.message.body in self._resent(letter, topic, bodies=True):
+                self.report.already += 1
+                return True
         except NoRouteError:
             # A topic without a route contains no resent message, and the send may create it.
-            return False
-        if any(c.body == letter.message.body and resends_of(c) > letter.resends for c in copies):
-            self.report.already += 1
-            return True
+            pass
         return False
+
+    def _resent(self, letter: DeadLetter, topic: str, *, bodies: bool) -> list[bytes]:
+        """Return the bodies of messages with the letter's client id that were resent later."""
+        copies = self.admin.query_by_unique_key(topic, letter.message_id, bodies=bodies)
+        return [copy.body for copy in copies if resends_of(copy) > letter.resends]
 
 
 def resends_of(message: StoredMessage) -> int:
