@@ -235,20 +235,14 @@ def try_commit(place: LedgerPath) -> None:
     """Let delta-rs make and remove a table below the ledger's folder. Raise LedgerError if delta-rs
     cannot, because it may need other settings than pyarrow."""
     folder = f"_tries/{uuid.uuid4().hex}"
+    log = f"{place.root}/{folder}/{LOG_FOLDER}/{0:020}.json"
     error = create_first_commit(place, folder)
     # If the answer to a commit is lost, delta-rs repeats the commit, and the store refuses it.
-    if error is not None and not _is_made(place, folder):
-        raise LedgerError(f"delta-rs cannot commit to it: {_reason(error)}", path=place.uri)
+    with failing("delta-rs cannot commit to it", place.uri):
+        if error is not None and read_bytes(place.filesystem(), log) is None:
+            raise LedgerError(f"delta-rs cannot commit to it: {_reason(error)}", path=place.uri)
     with contextlib.suppress(OSError):
         place.filesystem().delete_dir(f"{place.root}/{folder}")
-
-
-def _is_made(place: LedgerPath, folder: str) -> bool:
-    try:
-        path = f"{place.root}/{folder}/{LOG_FOLDER}/{0:020}.json"
-        return bool(place.filesystem().get_file_info(path).is_file)
-    except OSError:
-        return False
 
 
 def _takes(place: LedgerPath) -> bool:
