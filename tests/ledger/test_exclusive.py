@@ -80,7 +80,8 @@ class Store:
 def pauses_s(monkeypatch):
     """Let no test wait; return the pauses."""
     pauses: list[float] = []
-    monkeypatch.setattr("rocket_sink.ledger.append.exclusive.time.sleep", pauses.append)
+    # Other threads of the process may sleep, so leave their `time` alone.
+    monkeypatch.setattr(exclusive, "time", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(java_gateway, "is_instance_of", lambda gateway, error, name: error.is_io)
     return pauses
 

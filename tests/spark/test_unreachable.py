@@ -1,5 +1,6 @@
 """A name server that nobody can reach is one error on the driver, before any task runs."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,10 @@ def pauses_s(monkeypatch):
     """Forget earlier answers, and return the pauses, which are not waited for."""
     pauses: list[float] = []
     monkeypatch.setattr(session_checks, "_reached", set())
-    monkeypatch.setattr("rocket_sink.spark.session_checks.time.sleep", pauses.append)
+    # Other threads of the process may sleep, so leave their `time` alone.
+    monkeypatch.setattr(
+        session_checks, "time", SimpleNamespace(sleep=pauses.append, time=time.time)
+    )
     return pauses
 
 

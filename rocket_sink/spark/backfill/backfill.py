@@ -31,7 +31,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
 from rocket_sink.errors import LedgerError, OptionError
-from rocket_sink.ledger.append.table import ledger_token
+from rocket_sink.ledger.append.table import ledger_token, prove_executors
 from rocket_sink.ledger.driver.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim
@@ -151,6 +151,8 @@ class Backfill:
         """Fold the ledger, then count the dead letters; send nothing. Outside of `with` another
         backfill may run meanwhile."""
         self.ledger.sync_fully(self.spark)
+        # Otherwise Spark would call the table's files missing, as if the ledger were damaged.
+        prove_executors(self.spark, resolve_path(self.ledger.path))
         letters = self._pending()
         if letters is None:
             return Plan()

@@ -8,6 +8,7 @@ from rocket_sink.errors import InvalidQueueError, MessageError, Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.requests import send_message_v2
 from rocket_sink.wire.responses import decode_send_answer
@@ -123,7 +124,9 @@ def test_c71_queue_types(real, producer, kind):
     """Messages of a batch stay messages on both types of queue: only a batch with an id of its own
     becomes an inner batch, whose id would replace those of its messages (MessageExtEncoder)."""
     name = f"c71-{kind}"
-    real.create_topic(name, queues=1, brokers=["broker-a"], attributes={"queue.type": kind})
+    with Admin(**real.client_options()) as admin:
+        admin.create_topic(name, queues=1, brokers=["broker-a"], attributes={"queue.type": kind})
+        until(lambda: name in admin.topics(), 60)
     for turn in range(3):
         (result,) = producer.send_batch([Message(name, b"%d-%d" % (turn, n)) for n in range(10)])
         assert result.queue_offset == turn * 10
