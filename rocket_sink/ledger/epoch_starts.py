@@ -83,6 +83,8 @@ class IdFacts:
             run started; empty if there was none, or if it is not known.
         unrecorded_epoch: the pending epoch, if an earlier run may have sent rows of it of which the
             ledger has no record under the query's id (`unrecorded_epoch`); else empty.
+        cluster: addresses of the name servers, and of the topic's brokers. Clusters that share one
+            of them are the same: names of brokers, and of clusters, are the same everywhere.
     """
 
     planned_by: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class IdFacts:
     first_ids: Sequence[str] = ()
     pending_epoch: str = ""
     unrecorded_epoch: str = ""
+    cluster: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,13 @@ class PriorAttempts:
         since_ms: start of the first attempt, in ms since 1970 by its worker's clock.
         brokers: the brokers that the attempts may have sent to.
         facts: of the attempts of this epoch; `first_ids` only of those of this partition.
+        clusters: `IdFacts.cluster` of each attempt.
     """
 
     since_ms: int
     brokers: Brokers
     facts: Sequence[IdFacts] = ()
+    clusters: Sequence[Sequence[str]] = ()
 
 
 class _Note:
@@ -501,6 +506,7 @@ def _end_name(query_id: str, epoch: int) -> str:
 
 def _earlier(store: NoteStore, ctx: RunContext, notes: Iterable[_Note]) -> PriorAttempts:
     since_ms, brokers, facts = now_ms(), dict[str, frozenset[str]](), list[IdFacts]()
+    clusters = []
     for earlier in notes:
         try:
             note = store.read(earlier.path)
@@ -509,8 +515,9 @@ def _earlier(store: NoteStore, ctx: RunContext, notes: Iterable[_Note]) -> Prior
             since_ms = min(since_ms, int(note["at_ms"]))
             for topic, names in note.get("topics", {}).items():
                 brokers[topic] = brokers.get(topic, frozenset()).union(names)
+            noted = IdFacts(**note["facts"])
+            clusters.append(noted.cluster)
             if earlier.epoch == ctx.epoch:
-                noted = IdFacts(**note["facts"])
                 is_own = earlier.partition == str(ctx.partition)
                 facts.append(noted if is_own else replace(noted, first_ids=()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -519,4 +526,4 @@ def _earlier(store: NoteStore, ctx: RunContext, notes: Iterable[_Note]) -> Prior
                 f"{path} cannot be read ({error}): delete it if its epoch has sent nothing",
                 path=path,
             ) from error
-    return PriorAttempts(since_ms, brokers, facts)
+    return PriorAttempts(since_ms, brokers, facts, clusters)

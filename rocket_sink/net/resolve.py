@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from rocket_sink.message_rules import host_and_port
 
 KEEP_S: Final = 5.0
 _FAILED_MAX: Final = 64
@@ -34,6 +36,14 @@ class LookUp:
             self.error = OSError(str(error))
         self.done = True
         return self
+
+
+def resolved(addresses: Iterable[str]) -> set[str]:
+    """Return the addresses to which the host names in `addresses` (`host:port`) lead; blocks. Leave
+    out unknown names."""
+    look_ups = [LookUp().run(*(host_and_port(address) or ("", 0))) for address in addresses]
+    sockets = (target[4][:2] for look_up in look_ups for target in look_up.targets)
+    return {f"{host}:{port}" for host, port in sockets}
 
 
 class Resolver:

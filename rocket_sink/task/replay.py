@@ -31,6 +31,7 @@ from rocket_sink.ledger.epoch_starts import FRAME_FACT, EpochStarts, IdFacts, Pr
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.net import log
+from rocket_sink.net.resolve import resolved
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
@@ -56,6 +57,12 @@ _OTHER_PLAN: Final = (
     "an epoch runs again under settings by which Spark may cut it into other partitions: %s. Rows "
     "in another partition have other ids, so the rows of the epoch count as possible duplicates. "
     "To prevent this, start the query with the old values until the epoch is done"
+)
+_OTHER_CLUSTER: Final = (
+    "an epoch runs again, and neither a broker of the topic %s nor a name server has an address of "
+    "the earlier attempt: that was in another cluster, or all addresses have changed since. In "
+    "another cluster the earlier attempt's messages are not found, so all rows are sent to this "
+    "one. The rows of the epoch count as possible duplicates"
 )
 _WRITING: Final = ("body_format", "json_nulls", "columns", "namespace")
 """Options by which a row becomes a message."""
@@ -90,15 +97,17 @@ class ReplayCheck:
         self._stored: StoredMessages | None = None
         own = {name: str(getattr(options, name)) for name in _WRITING}
         self._facts = replace(settings, written_by={**settings.written_by, **own})
-        self._is_other_plan = settings.unrecorded_epoch == str(ctx.epoch)
+        self._is_unseen = settings.unrecorded_epoch == str(ctx.epoch)
+        """Whether an earlier attempt may have stored rows that this attempt cannot look up."""
         self._absent: set[str] = set()
         """First ids of the partition's earlier attempts that no row had so far."""
 
     @property
     def may_double(self) -> bool:
         """Whether, after all rows, some of them may be stored under ids that this attempt cannot
-        know: an earlier attempt had another plan or ledger, or rows that this one lacks."""
-        return self._is_other_plan or bool(self._absent)
+        know: an earlier attempt had another plan, ledger or cluster, or rows that this one
+        lacks."""
+        return self._is_unseen or bool(self._absent)
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """Return the rows that no broker has stored, with their ids; count the stored rows."""
@@ -184,7 +193,8 @@ class ReplayCheck:
         """Note the attempt's start in the ledger; prepare look-ups after an earlier attempt. Raise
         a CheckpointError if an earlier attempt wrote its messages under other settings."""
         self._noted[topic] = frozenset(info.masters)
-        facts, earlier = replace(self._facts, first_ids=first_ids), None
+        cluster = [*info.masters.values(), *resolved(self._engine.options.name_servers)]
+        facts, earlier = replace(self._facts, first_ids=first_ids, cluster=cluster), None
         if self._starts is not None:
             earlier = self._starts.begin(self._noted, facts)
         if self._mode == "always":
@@ -192,9 +202,12 @@ class ReplayCheck:
         if earlier is None:
             return
         if self._mode == "never":
-            self._is_other_plan = True
+            self._is_unseen = True
             return
         self._compare(earlier)
+        if any(set(cluster).isdisjoint(each) for each in earlier.clusters):
+            _LOG.warning(_OTHER_CLUSTER, topic)
+            self._is_unseen = True
         own = self._facts.planned_by.get(FRAME_FACT)
         if any(each.planned_by.get(FRAME_FACT, own) != own for each in earlier.facts):
             # The failed write of the `appId` had another frame, whose equal rows are not these.
@@ -217,9 +230,9 @@ class ReplayCheck:
                     "run, which counts all rows of the epoch as possible duplicates"
                 )
             if changes := _changes(attempt.planned_by, self._facts.planned_by):
-                if not self._is_other_plan:
+                if not self._is_unseen:
                     _LOG.warning(_OTHER_PLAN, changes)
-                self._is_other_plan = True
+                self._is_unseen = True
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:

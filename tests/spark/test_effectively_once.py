@@ -416,6 +416,20 @@ class TestOtherIds:
         following = dataclasses.replace(copy, epoch=4)
         assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0
 
+    def test_a_replay_in_another_cluster_counts_its_rows(self, world):
+        """Its brokers have the names of those that the earlier attempt has sent to."""
+        world.run(CTX)
+        with FakeCluster(brokers=2) as other:
+            other.create_topic("t", 4)
+            moved = {"nameServer": other.name_server}
+            summary = world.run(RESTART, **moved)
+            assert (summary.acked, summary.duplicates_possible) == (ROWS, ROWS)
+            following = dataclasses.replace(RESTART, epoch=4)
+            again = dataclasses.replace(following, run_id="r3")
+            world.run(following, **moved)
+            summary = world.run(again, **moved)
+            assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
+
     def test_ids_of_the_rows_own_depend_on_no_setting(self, world):
         table = rows_of(ROWS).append_column("message_id", pa.array(map(str, range(ROWS))))
         world.run(CTX, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "UTC"}))
