@@ -73,7 +73,7 @@ class Kind(enum.Enum):
     INTEGERS = "integers"
     COLUMNS = "column=source, ..."
     ADDRESSES = "address=address; ..."
-    WEIGHTS = "name=number, ..."
+    SELECTOR = "name, or name=number, ..."
     DURATIONS = "name=duration, ..."
     FAULT_TABLE = "ms:ms, ..."
     BUDGET = "number or percentage"
@@ -231,11 +231,14 @@ def _columns(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(pairs.items())
 
 
-def _weights(value: Any) -> tuple[tuple[str, float], ...]:
-    weights = tuple((name, _number(weight)) for name, weight in _columns(value))
-    if any(not 0 <= weight <= 1e9 for _, weight in weights):
+def _selector(value: Any) -> str:
+    """Return the name of a selector, or the weights of brokers as BROKER=WEIGHT,..."""
+    if str(value).strip().lower() in _SELECTORS:
+        return str(value).strip().lower()
+    weights = _columns(value)
+    if not weights or any(not 0 <= _number(weight) <= 1e9 for _, weight in weights):
         raise ValueError(value)
-    return weights
+    return ",".join("=".join(pair) for pair in weights)
 
 
 def _addresses(value: Any) -> tuple[tuple[str, str], ...]:
@@ -285,6 +288,7 @@ def _batch(value: Any) -> tuple[int, int] | None:
 
 
 _BOOLEANS: Final = "false", "true"
+_SELECTORS: Final = ("round_robin", "random", "weighted", "least_latency")
 _UNITS: Final = {Kind.MILLISECONDS, Kind.BYTES}
 _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
     Kind.TEXT: (_text, "text"),
@@ -301,8 +305,8 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
                     "whole numbers separated by commas"),
     Kind.COLUMNS: (_columns, "pairs of different names, as in 'body=payload, keys=order_id'"),
     Kind.ADDRESSES: (_addresses, "pairs of HOST:PORT, as in '10.1.0.0/16:*=gateway:*'"),
-    Kind.WEIGHTS: (_weights,
-                   "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
+    Kind.SELECTOR: (_selector,
+                    f"{', '.join(_SELECTORS)}, or weights of 0 to 1e9, as in 'broker-a=2, b=1'"),
     Kind.FAULT_TABLE: (_fault_table, "5.x, 4.x, off, or classes as in '50:0, 550:2s, 3s:30s'"),
     Kind.BUDGET: (_budget, "a number of rows, or a percentage of them, as in 100 or 1%"),
     Kind.BATCH: (_batch, "a delay and a size, as in '10ms, 32KiB'"),

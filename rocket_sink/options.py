@@ -84,8 +84,7 @@ class SinkOptions:
 
     fault_table: str = option("faultTable", Kind.FAULT_TABLE, "5.x", _R, "for how long a broker is avoided after an answer that took so long: the table of RocketMQ 5.x or 4.x, or LATENCY:DURATION, ..., as in '50:0, 550:2s, 3s:30s'; a failure counts as 10 s (4.x: 30 s). off: brokers that are slow or failing are not avoided", aliases=("sendLatencyFaultEnable", "sendLatencyEnable"), java="sendLatencyEnable", booleans=("off", "5.x"))
     suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another broker can take them", low=10)
-    queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
-    broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
+    queue_selector: str = option("queueSelector", Kind.SELECTOR, "round_robin", _R, "queue of messages without sharding key: round_robin, random, weighted (a broker weighs its number of queues over its latency), least_latency, or the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1)")
     machine_room: str = option("machineRoom", Kind.TEXT, "", _R, "messages without sharding key go to brokers of this room while one of them is available; a broker's room is what stands before the @ in its name")
     sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key. java: String.hashCode of the key's text, numbers too, as SelectMessageQueueByHash does with a String; java_long: keys that are whole numbers by Long.hashCode, as it does with a Long (or an Integer from 0 on), others as java; siphash24: as gRPC clients choose, whose single messages a proxy of a cluster places anew; rendezvous: fewest keys move when brokers come and go", choices=("java", "java_long", "siphash24", "rendezvous"))
 
@@ -110,8 +109,7 @@ class SinkOptions:
     ledger_retention_ms: tuple[tuple[str, int], ...] = option("ledgerRetention", Kind.DURATIONS, (), _L, "how long rows of the ledger stay, by kind, as in 'send=7d, epoch=400d' (others stay for ever); checked once a day while a query runs. Dead letters that are pending, open transactions and the last epochs of a query stay in any case. body: how long bodies of dead letters stay that have been stored or dropped (7d, unless it is set); body=0: the ledger has digests of bodies only, so a backfill cannot send these letters. Where Spark's Delta commits to the ledger, everything stays, and a warning says so")
 
     columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
-    body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
-    json_nulls: str = option("jsonNulls", Kind.CHOICE, "drop", _K, "bodyFormat=json: fields that are null in a row. drop: left out, as Spark's to_json does by default; keep: written as null", choices=("drop", "keep"))
+    body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object, without fields that are null, as Spark's to_json writes them by default; json_nulls: with them, as null", choices=("column", "json", "json_nulls"))
     strict_columns: bool = option("strictColumns", Kind.BOOLEAN, False, _K, "refuse columns that the row contract does not know")
     order_by: str = option("orderBy", Kind.TEXT, "", _K, "column that sorts a key's rows inside a task")
     gather_max_delay_ms: int = option("gatherMaxDelayMs", Kind.MILLISECONDS, 50, _K, "foreach: longest time a row waits for others in Python where Spark hands rows out slowly; 0: until there are enough rows, or the end of the task. 50: at 1,000 rows/s it costs 1 % of a core (20: 9 %, 5: 26 %, and two to six times as many ledger rows). A delay gives rows ids of their own, for 0.7 CPU seconds per million; orderBy waits for the end of the task. What Spark keeps back before is not in it", low=0, high=30_000)
@@ -176,6 +174,11 @@ class SinkOptions:
     def default_topic_queue_nums(self) -> int:
         """The most queues per broker of a topic that is created."""
         return int(self.create_topic.partition(":")[2] or 4)
+
+    @property
+    def packs_json(self) -> bool:
+        """Whether a row's body is a JSON object of its columns."""
+        return self.body_format != "column"
 
     @property
     def body_retention_ms(self) -> int:
@@ -272,8 +275,6 @@ def _checked(options: SinkOptions) -> SinkOptions:
         (options.namespace and options.namespace_v2, "namespaceV2",
          ("options namespace and namespaceV2 would both put a namespace before each topic; give one "
           "of them: namespaceV2 if the servers read it from headers, else namespace")),
-        (options.broker_weights and options.queue_selector != "weighted", "brokerWeights",
-         "option brokerWeights only works with queueSelector=weighted"),
         (bool(options.tls_cert) != bool(options.tls_key), "tlsCert",
          "options tlsCert and tlsKey only work together"),
         (options.delivery == "effectively_once" and options.on_degraded == "retry", "delivery",

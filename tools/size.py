@@ -22,8 +22,8 @@ from rocket_sink.options import OPTIONS
 _ROOT: Final = Path(__file__).resolve().parent.parent
 MOST_LINES: Final = {"rocket_sink": 37_021, "tests": 50_383}
 """{folder: number of code lines}. The goals are 31,000 and 50,000."""
-MOST_OPTIONS: Final = 77
-"""Number of options. The goal is 75."""
+MOST_OPTIONS: Final = 75
+"""Number of options."""
 MOST_ATTRIBUTES: Final = 16
 _NO_CODE: Final = frozenset((
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

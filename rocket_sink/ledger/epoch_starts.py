@@ -404,7 +404,7 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     place, name = resolve_path(options.ledger), f"{options.app_id}~{options.batch_id}"
     store, file = NoteStore(place, _BATCHES), folder_part(name)
     query_id = "/".join(filter(None, (options.app_id, options.batch_id, run)))
-    body = f"bodyFormat={options.body_format}, jsonNulls={options.json_nulls}, {options.columns}"
+    body = f"bodyFormat={options.body_format}, {options.columns}"
     topic = with_namespace(options.namespace, options.topic)
     facts = {"topic": topic, "body": body, **facts}
     own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}}

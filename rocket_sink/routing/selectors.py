@@ -183,15 +183,21 @@ def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     return rng.choices(brokers, weights)[0]
 
 
-def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
-    """Return the selector of the option `queueSelector`."""
+def weights_of(value: str) -> dict[str, float]:
+    """Return {broker: weight} of a value of `queueSelector`; empty if the value is a name."""
+    pairs = (pair.partition("=") for pair in value.split(",") if "=" in pair)
+    return {name: float(weight) for name, _, weight in pairs}
+
+
+def selector_named(value: str) -> Selector:
+    """Return the selector of a value of `queueSelector`, a name or weights."""
     selectors: dict[str, Selector] = {
         "round_robin": round_robin,
         "random": random_queue,
-        "weighted": by_share if weights else by_latency,
+        "weighted": by_latency,
         "least_latency": least_latency,
     }
-    return selectors[name]
+    return by_share if weights_of(value) else selectors[value]
 
 
 class Ranking(Generic[Target]):

@@ -29,7 +29,7 @@ class ColumnPlan:
         sources: pairs (contract column, name in the frame).
         topic: the option `topic`; empty if the rows have a topic column.
         json_columns: the columns that `bodyFormat=json` packs.
-        keeps_nulls: the JSON shows null fields (`jsonNulls=keep`).
+        keeps_nulls: the JSON shows null fields (`bodyFormat=json_nulls`).
         context: properties for rows without a `traceparent` of their own, as (name, value).
     """
 
@@ -166,7 +166,7 @@ def resolve_columns(
     missing, ambiguous, misspelt or mistyped column, and OptionError for an illegal option
     `topic`."""
     finder = _Finder(schema, case_sensitive)
-    named = finder.columns_by_name(json=options.body_format == "json")
+    named = finder.columns_by_name(json=options.packs_json)
     mapped = finder.columns_by_options(options)
     sources, named_sources = {**named, **mapped}, set(named.values())
     if options.topic:
@@ -175,7 +175,7 @@ def resolve_columns(
         # The option replaces the frame's topic column, so bodyFormat=json packs the column as data.
         named = {name: source for name, source in named.items() if name != "topic"}
     json_columns: tuple[str, ...] = ()
-    if options.body_format == "json":
+    if options.packs_json:
         json_columns = _json_columns(finder, named, mapped)
         sources = {"body": "body", **sources}
     finder.check_kinds(sources, json_columns)
@@ -189,7 +189,7 @@ def resolve_columns(
             " drop or rename them, or leave the option out",
             column=unknown[0],
         )
-    keeps_nulls = options.json_nulls == "keep"
+    keeps_nulls = options.body_format == "json_nulls"
     return ColumnPlan(tuple(sources.items()), options.topic, json_columns, keeps_nulls)
 
 

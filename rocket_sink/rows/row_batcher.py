@@ -56,10 +56,10 @@ class RowBatcher:
         names = _names(rows[0])
         columns = list(zip(*rows, strict=True))
         if self._plan is None:
-            if self._options.body_format == "json":
+            if self._options.packs_json:
                 raise ColumnError(
-                    "bodyFormat=json needs the DataFrame on the driver: start the query with "
-                    "sink.stream(df) instead of df.writeStream.foreach(sink)"
+                    f"bodyFormat={self._options.body_format} needs the DataFrame on the driver: "
+                    "start the query with sink.stream(df) instead of df.writeStream.foreach(sink)"
                 )
             types = [self._type(name, values) for name, values in zip(names, columns, strict=True)]
             self._plan = resolve_columns(pa.schema(zip(names, types, strict=True)), self._options)

@@ -64,7 +64,7 @@ _OTHER_CLUSTER: Final = (
     "another cluster the earlier attempt's messages are not found, so all rows are sent to this "
     "one. The rows of the epoch count as possible duplicates"
 )
-_WRITING: Final = ("body_format", "json_nulls", "columns", "namespace")
+_WRITING: Final = ("body_format", "columns", "namespace")
 """Options by which a row becomes a message."""
 _FIRST_IDS: Final = 8
 _ANY_TIME: PriorAttempts = PriorAttempts(0, {})

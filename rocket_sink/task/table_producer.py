@@ -67,9 +67,10 @@ class TableProducer:
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         """Check the options, and connect nothing yet; raises OptionError, ConfigurationError."""
         self.options = constructor_options(options, more)
-        if self.options.body_format == "json":
+        if self.options.packs_json:
             raise ConfigurationError(
-                "bodyFormat=json is Spark's to_json: without Spark make a column 'body' yourself"
+                f"bodyFormat={self.options.body_format} is Spark's to_json: without Spark make a "
+                "column 'body' yourself"
             )
         self._pool = ProducerPool(make=SendEngine)
         self._lock = ForkLock()

@@ -31,8 +31,8 @@ def test_the_own_machine_room_comes_first(rooms):
 
 
 def test_weights_are_the_users(rooms):
-    options = {"queueSelector": "weighted", "brokerWeights": "r1@a=0, r1@b=0, r2@c=2.5"}
-    assert sent_to(rooms, 12, **options).keys() == {"r2@c"}
+    weights = "r1@a=0, r1@b=0, r2@c=2.5"
+    assert sent_to(rooms, 12, queueSelector=weights).keys() == {"r2@c"}
 
 
 def test_health_and_isolations_are_values(cluster, make_producer):

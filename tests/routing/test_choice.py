@@ -26,6 +26,7 @@ from rocket_sink.routing.selectors import (
     round_robin,
     select_by,
     selector_named,
+    weights_of,
 )
 from tests.routing.infos import info_of
 
@@ -49,7 +50,8 @@ class Load:
 class Route:
     """A ranking of brokers with so many queues each; `take` returns (broker, queue)."""
 
-    def __init__(self, queues, name="round_robin", seed=1, weights=None, **ranks):
+    def __init__(self, queues, name="round_robin", seed=1, **ranks):
+        weights = weights_of(name)
         self.rng = rng = random.Random(seed)
         self.queues = [(broker, n) for broker, count in queues.items() for n in range(count)]
         self.loads = {broker: Load() for broker in queues}
@@ -60,7 +62,7 @@ class Route:
             )
             for broker, count in queues.items()
         ]  # fmt: skip
-        self.selector = selector_named(name, weights)
+        self.selector = selector_named(name)
         self.order(**ranks)
 
     def order(self, **ranks):
@@ -221,12 +223,11 @@ def test_many_producers_do_not_start_on_one_queue():
 
 
 def test_weights():
-    weights = {"a": 3.0, "c": 0.0}
-    chosen = Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, c=FAR).names(4000)
+    chosen = Route({"a": 1, "b": 1, "c": 1}, "a=3,c=0.0", 5, c=FAR).names(4000)
     assert 2800 < chosen["a"] < 3200
     assert chosen["c"] == 0
     ranks = {"a": FAILING, "b": FAILING, "c": FAR}
-    assert set(Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, **ranks).names(9)) == {"c"}
+    assert set(Route({"a": 1, "b": 1, "c": 1}, "a=3,c=0.0", 5, **ranks).names(9)) == {"c"}
 
 
 def test_weighted_without_weights_sends_half_to_a_broker_twice_as_slow():
@@ -381,6 +382,6 @@ def test_a_user_selector_gets_all_queues_and_must_return_one():
 def test_selectors_by_name():
     expected = [round_robin, random_queue, by_latency, least_latency]
     assert [selector_named(name) for name in SELECTORS] == expected
-    assert selector_named("weighted", {"a": 2.0}) is by_share
+    assert selector_named("a=2") is by_share
     with pytest.raises(KeyError):
         selector_named("hash")

@@ -358,7 +358,7 @@ def test_spark_packs_the_columns_as_json(spark):
     made_rows = normalise(batch, resolved)
     assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
     assert made_rows.keys.to_pylist() == ["N1"]
-    options = SinkOptions.parse(topic="t", bodyFormat="json", jsonNulls="keep")
+    options = SinkOptions.parse(topic="t", bodyFormat="json_nulls")
     packed, _ = select_needed(frame, resolve_columns(frame.schema, options))
     (kept,) = packed.select("body").collect()
     assert kept.body == '{"tail":"N1","odd.name":5,"nothing":null}'

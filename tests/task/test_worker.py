@@ -39,7 +39,7 @@ def send(
         "sharding_key": [f"k{i % 50}" for i in range(count)],
         "tags": ["a"] * count,
     })  # fmt: skip
-    plan = resolve_columns(batch.schema, parsed)
+    plan = resolve_columns(batch.schema, parsed.with_(bodyFormat="column"))  # It is packed.
     run = TaskRunner(parsed, CTX, pool=pool, again=again, streaming_query=query)
     try:
         for start in range(0, count, 500):
@@ -136,8 +136,8 @@ def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(cluster, poo
     once = {"delivery": "effectively_once", "count": 10}
     send(cluster, tmp_path, pool, **once)
     send(cluster, tmp_path, pool, **once)
-    with pytest.raises(CheckpointError, match="otherwise: json_nulls was drop, is keep, namespace"):
-        send(cluster, tmp_path, pool, jsonNulls="keep", namespace="n", **once)
+    with pytest.raises(CheckpointError, match="body_format was column, is json_nulls, namespace"):
+        send(cluster, tmp_path, pool, bodyFormat="json_nulls", namespace="n", **once)
     assert len(cluster.messages("t")) == 10
 
 

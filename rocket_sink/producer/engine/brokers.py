@@ -31,7 +31,7 @@ from rocket_sink.routing.fault import (
     entry_name,
 )
 from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
-from rocket_sink.routing.selectors import Ranking, RouteBroker, selector_named
+from rocket_sink.routing.selectors import Ranking, RouteBroker, selector_named, weights_of
 from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
 
 _LOG: Final = log.logger(__name__)
@@ -200,12 +200,12 @@ class Brokers:
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
         self._worsened: set[str] = set()
-        self._weights = dict(options.broker_weights)
+        self._weights = weights_of(options.queue_selector)
         self._name_servers = options.name_servers
         # Names have the form `room@broker`, as in Java's AllocateMessageQueueByMachineRoom. (Its
         # SelectMessageQueueByMachineRoom is a stub that returns null.)
         self._near = f"{options.machine_room}@" if options.machine_room else ""
-        self._selector = selector_named(options.queue_selector, self._weights)
+        self._selector = selector_named(options.queue_selector)
         self._rng = rng or Random()
         self._rankings: TopicCache[str, _TopicRanking] = TopicCache()
 

@@ -303,7 +303,7 @@ class Table:
         columns = {
             name: F.col(quoted(source)) for name, source in sources.items() if name != "body"
         }
-        if self.options.body_format != "json":
+        if not self.options.packs_json:
             columns["body"] = F.col(quoted(sources["body"]))
         for name in _ALWAYS:
             # Without ANSI, `cast` writes a decimal 0 as 0E-10. `try_cast` writes plain digits

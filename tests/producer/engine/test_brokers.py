@@ -210,7 +210,7 @@ def test_machine_room(room):
 
 
 def test_weights_of_zero():
-    brokers = make(queueSelector="weighted", brokerWeights="a=3, c=0")
+    brokers = make(queueSelector="a=3, c=0")
     chosen = Counter(brokers.ranking(INFO, NOW_S).take(1).home for _ in range(4000))
     assert 2800 < chosen["a"] < 3200 and chosen["c"] == 0
     for name in "ab":
