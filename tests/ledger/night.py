@@ -38,7 +38,7 @@ def store(folder: Path | str, batches: Iterable[pa.RecordBatch]) -> str:
     return str(folder)
 
 
-def at(batch: pa.RecordBatch, moment: dt.datetime) -> pa.RecordBatch:
+def at(batch: pa.RecordBatch, moment: dt.datetime | None) -> pa.RecordBatch:
     """Return the rows with another time."""
     place = LEDGER_SCHEMA.get_field_index("at")
     times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field(place).type)

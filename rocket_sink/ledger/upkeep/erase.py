@@ -58,9 +58,9 @@ class Erased:
     """
 
     letters: int
-    dropped: int = 0
-    deleted_files: int = 0
-    loose_files: int = 0
+    dropped: int
+    deleted_files: int
+    loose_files: int
     quarantined: tuple[str, ...] = ()
     unfolded: tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ def _rows(place: LedgerPath, file: StoredFile) -> pa.Table:
     rows = rows if is_letter else rows.filter(pc.is_valid(rows[error]))
     attempts = _attempts(rows)
     names = rows["letter_id"] if is_letter else attempts
-    is_erased = pc.starts_with(rows[error], ERASED).fill_null(False)
+    is_erased = pc.starts_with(rows[error], ERASED)
     return pa.table({"name": names, "attempt": attempts, "is_erased": is_erased})
 
 

@@ -73,10 +73,7 @@ class Retention:
     def or_longer(self, other: Retention) -> Retention:
         """Return the retention of two queries with one ledger: the longer time for each kind, or
         the only one given. Bodies stay as long as their rows if one query says so."""
-        rows_ms = {
-            kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
-            for kind in {*self.rows_ms, *other.rows_ms}
-        }
+        rows_ms = dict(Counter(self.rows_ms) | Counter(other.rows_ms))
         if self.bodies_ms is None or other.bodies_ms is None:
             return Retention(rows_ms)
         return Retention(rows_ms, max(self.bodies_ms, other.bodies_ms))
@@ -96,9 +93,9 @@ class Expired:
 
     rows: dict[str, int]
     kept: dict[str, int]
-    bodies: int = 0
-    files: int = 0
-    busy: bool = False
+    bodies: int
+    files: int
+    busy: bool
 
 
 def expire_ledger(
@@ -174,7 +171,7 @@ def expire(
     for file in stored_files(place, table):
         before = before_us.get(file.kind)
         is_old = before is not None and (file.oldest is None or micros(file.oldest) < before)
-        has_bodies = file.kind == DEAD_LETTER and len(bodies) > 0
+        has_bodies = file.kind == DEAD_LETTER and bool(len(bodies))
         if not (is_old or has_bodies):
             continue
         gone = old = spent = 0

@@ -1,5 +1,6 @@
 """Erasure: not a byte of the contents is left in the folder, and the account stays."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
+from rocket_sink.ledger.upkeep.rewrite import rewrite
 from rocket_sink.spark.backfill import parking
 from tests.growth import SPARK, Growth
 from tests.ledger.values import write_spool
@@ -93,8 +95,12 @@ def test_contents_go_from_every_version(ledger):
 def test_accounts_without_an_error_stay_as_they_are(tmp_path):
     place = Growth(str(tmp_path / "ledger"), 600.0).place
     ctx, dead = context(), letter(context(), b"body")
+    letters = Ledger(tmp_path / "letters")
+    letters.append(SPARK, dead)
+    assert erase_letters(SPARK, letters._place, [], "none") == Erased(0, 0, 0, 0)
     Ledger(place.root).append(SPARK, dead, accounts(ctx, acked=5, dead=1), confirmed(ctx, 6))
-    assert erase_letters(SPARK, place, dead["letter_id"].to_pylist(), "request 7").letters == 1
+    ids = dead["letter_id"].to_pylist()
+    assert erase_letters(SPARK, place, ids, "request 7") == Erased(1, 0, 1, 0)
     rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
     assert [row["first_error"] for row in rows if row["kind"] == "epoch"] == [None, None]
 
@@ -119,7 +125,31 @@ def _killed(*_: Any, **__: Any) -> None:
 def test_a_file_of_a_running_attempt_is_left(ledger):
     place = resolve_path(ledger.path)
     write_data_files(place, in_order(letters_of(SECRET, 9)[:1], 9 << 32))
-    assert erase_letters(SPARK, place, [], "none").loose_files == 1
+    for kind in ("dead_letter", "epoch"):
+        Path(place.root, f"kind={kind}", "cut.parquet").touch()
+        Path(place.root, f"kind={kind}", "folder").mkdir()
+    before = sorted(Path(place.root).glob("kind=*/*"))
+    assert erase_letters(SPARK, place, [], "none") == Erased(0, 0, 0, 3)
+    assert sorted(Path(place.root).glob("kind=*/*")) == before
+
+
+@pytest.mark.parametrize("others", [4, 5])
+def test_an_erasure_is_tried_again_if_others_rewrite_the_ledger(ledger, monkeypatch, others):
+    place, results = resolve_path(ledger.path), [False] * others
+
+    def rewrite_or_not(*arguments: Any) -> bool:
+        return results.pop() if results else rewrite(*arguments)
+
+    monkeypatch.setattr("rocket_sink.ledger.upkeep.erase.rewrite", rewrite_or_not)
+    rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
+    with (
+        contextlib.nullcontext()
+        if others < 5
+        else pytest.raises(LedgerError, match="all the time: nothing was erased; try again")
+    ) as failed:
+        assert erase_letters(SPARK, place, ids, "request 7").letters == 2
+    assert not results and (failed is None or failed.value.path == place.uri)
 
 
 def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch):
@@ -128,8 +158,10 @@ def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch):
     ledger: Any = SimpleNamespace(uri=place, sync_fully=lambda spark: None, rows=lambda spark: None)
     monkeypatch.setattr(parking, "spooled_epochs", lambda place: set())
     monkeypatch.setattr(table_module, "_allowed", {("growth", place): False})
-    with pytest.raises(LedgerError, match="s3a://b/k cannot be removed: Spark's Delta commits"):
+    text = "s3a://b/k cannot be removed: Spark's Delta commits"
+    with pytest.raises(LedgerError, match=text) as refused:
         parking.erase(SPARK, ledger, where="true", reason="request 7")
+    assert refused.value.path == "s3a://b/k"
 
 
 @pytest.mark.spark

@@ -1,6 +1,8 @@
 """Retention: old rows are removed, and rows that are still needed stay."""
 
+import dataclasses
 import datetime as dt
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,14 +13,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from rocket_sink.errors import OptionError
-from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger.append.delta_rs import commit, open_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.backfill_marks import about_to_send, settled_since
 from rocket_sink.ledger.records import build_rows, in_flight_rows, in_order, resolution_rows
 from rocket_sink.ledger.schema import KINDS
+from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.ledger.upkeep import expire as expire_module
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_daily
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.ledger.views import reader
@@ -79,9 +83,8 @@ class Rows:
             store(folder, in_order(part, number << 32))
         self.place: LedgerPath = resolve_path(folder)
 
-    def expire(self, retention: Retention, **more: Any) -> Expired:
-        table, quick = open_table(self.place), quick_ledger(self.place.root)
-        assert table is not None
+    def expire(self, retention: Retention, table: Any = None, **more: Any) -> Expired:
+        table, quick = table or open_table(self.place), quick_ledger(self.place.root)
         return expire(self.place, table, quick.query, retention, **more)
 
     def epochs(self, kind: str) -> list[int]:
@@ -112,6 +115,43 @@ def test_old_rows_go_and_a_trial_tells_which(rows):
     assert rows.query("SELECT bool_and(adds_up) AS ok, count(*) AS n FROM epochs") == [
         {"ok": True, "n": 6}
     ]
+    # Now the older file has old rows only, so it goes as a whole. Then nothing is left to do.
+    retention = Retention({"send": 15 * DAY_MS})
+    assert rows.expire(retention) == Expired({"send": 2}, {"send": 0}, 0, 1, False)
+    version = DeltaTable(rows.place.root).version()
+    assert rows.expire(retention) == Expired({}, {}, 0, 0, False)
+    assert DeltaTable(rows.place.root).version() == version
+    with pytest.raises(ValueError, match="'letters' is no kind of ledger row"):
+        rows.expire(Retention({"letters": DAY_MS}))
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        Ledger(f"{rows.place.root}-none").expire(SPARK)
+
+
+def test_rows_without_a_time_and_files_without_statistics_are_read(rows):
+    ctx, table = context(query_id="by hand", lane="batch"), open_table(rows.place)
+    for batch in (at(sends(ctx), None), at(sends(ctx), days_ago(40))):
+        [file] = write_data_files(rows.place, in_order([batch], 2 << 32))
+        commit(rows.place, table, [dataclasses.replace(file, stats="")], "", 0)
+    retention = Retention({"send": 35 * DAY_MS})
+    assert rows.expire(retention) == Expired({"send": 5}, {"send": 0}, 0, 2, False)
+    assert rows.epochs("send") == [0, 2, 3, 4, 5]
+
+
+def test_an_expiry_by_hand_deletes_what_was_replaced_long_ago(tmp_path):
+    growth = Growth(str(tmp_path / "ledger"), 0.001)
+    for _ in range(3):
+        growth.grow()
+    ledger = Ledger(growth.place.root)
+    ledger.optimize(SPARK)
+
+    def files() -> int:
+        return len([*Path(ledger.path).glob("kind=*/*")])
+
+    assert files() == 8
+    ledger.expire(SPARK, dry_run=True)
+    assert files() == 8
+    ledger.expire(SPARK)
+    assert files() == 2
 
 
 def test_pending_letters_stay_with_their_accounts(rows):
@@ -232,35 +272,43 @@ def test_spark_drops_the_same_rows(spark, rows):
 
 
 def test_an_expiry_beside_a_merge_brings_nothing_back(rows):
-    table = open_table(rows.place)
+    table, retention = open_table(rows.place), Retention({"send": 25 * DAY_MS})
     assert table is not None
-    assert rows.expire(Retention({"send": 25 * DAY_MS})).rows == {"send": 6}
+    expired = rows.expire(retention)
+    assert expired.rows == {"send": 6}
+    assert rows.expire(retention, table) == dataclasses.replace(expired, busy=True)
     for _ in range(2):
         store(rows.place.root, in_order([sends(context(epoch=5))], 3 << 32))
     assert merge(rows.place, table, everything=True) == (0, 0)
     assert rows.epochs("send") == [3, 4, 5]
 
 
-def test_what_a_query_asks_for_is_done_once_a_day(rows):
+def test_what_a_query_asks_for_is_done_once_a_day(rows, monkeypatch, caplog):
     """Expire once a day, by the first driver that asks. A new ledger waits for a day."""
-    notes, day = NoteStore(rows.place, "upkeep"), Retention({"send": 25 * DAY_MS})
-    expire_daily(SPARK, rows.place, day)
-    assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]
-    [name] = notes.names()
-    notes.write(name, int(days_ago(1.1).timestamp() * 1000))
-    expire_daily(SPARK, rows.place, day)
-    assert rows.epochs("send") == [3, 4, 5]
-    expire_daily(SPARK, rows.place, Retention({"send": 15 * DAY_MS}))
-    assert rows.epochs("send") == [3, 4, 5]
+    caplog.set_level(logging.INFO, "rocket_sink.ledger.upkeep")
+    for passed_ms, days, epochs, lines in (
+        (0, 25, [0, 1, 2, 3, 4, 5], 0),
+        (DAY_MS - 1, 25, [0, 1, 2, 3, 4, 5], 0),
+        (DAY_MS, 25, [3, 4, 5], 1),
+        (2 * DAY_MS - 1, 15, [3, 4, 5], 1),
+        (2 * DAY_MS, 15, [4, 5], 2),
+        (3 * DAY_MS, 15, [4, 5], 2),
+    ):
+        monkeypatch.setattr(expire_module, "now_ms", lambda now_ms=passed_ms: now_ms)
+        expire_daily(SPARK, rows.place, Retention({"send": days * DAY_MS}))
+        assert rows.epochs("send") == epochs
+        assert len([text for text in caplog.messages if "have expired: Expired(" in text]) == lines
 
 
 @pytest.mark.parametrize("uri", ["", "obs://bucket/ledger"])
 def test_a_ledger_that_cannot_expire_says_so_once(uri, rows, monkeypatch, caplog):
     """Warn if a query asks for an expiry, but Spark's Delta commits to its ledger."""
-    monkeypatch.setattr("rocket_sink.ledger.upkeep.expire.open_for_commits", lambda *_: None)
+    monkeypatch.setattr(expire_module, "open_for_commits", lambda *_: None)
     place = resolve_path(uri) if uri else rows.place
     expire_daily(SPARK, place, Retention({}, DAY_MS))
-    assert not caplog.messages
+    to_come = resolve_path(f"{rows.place.root}-none")
+    expire_daily(SPARK, to_come, Retention({"send": DAY_MS}))
+    assert not caplog.messages and not Path(to_come.root).exists()
     for _ in range(2):
         expire_daily(SPARK, place, Retention({"send": DAY_MS}))
     [text] = caplog.messages

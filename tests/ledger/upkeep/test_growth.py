@@ -5,9 +5,11 @@ import dataclasses
 import datetime as dt
 import json
 import os
+import shutil
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,14 +19,21 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import as_dataset, commit, open_table, stored_files
+from rocket_sink.ledger.append.delta_rs import (
+    StoredFile,
+    as_dataset,
+    commit,
+    open_table,
+    stored_files,
+)
 from rocket_sink.ledger.append.follower import LedgerFollower
+from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep import growth as growth_module
 from rocket_sink.ledger.upkeep import rewrite as rewrite_module
-from rocket_sink.ledger.upkeep.growth import clean_up, merge
+from rocket_sink.ledger.upkeep.growth import clean_up, keep_small, merge
 from rocket_sink.ledger.upkeep.rewrite import rewrite
 from tests.growth import TASKS, Growth
 from tests.ledger.views import quick_ledger
@@ -87,11 +96,127 @@ def test_a_stream_that_stopped_finds_each_commit_and_its_files(tmp_path, monkeyp
     assert DeltaTable(growth.place.root, version=55).version() == 55
 
 
-def test_checkpoints_of_many_files_are_seldom(growth, monkeypatch):
-    monkeypatch.setattr(growth_module, "_ACTIONS_PER_COMMIT", 1)
-    for _ in range(EPOCHS):
+@pytest.mark.parametrize(("actions", "version"), [(499, 18), (550, 19), (10**6, 58)])
+def test_checkpoints_of_many_files_are_seldom(growth, monkeypatch, actions, version):
+    """Clean up whenever a number of versions has passed, here 15, and not at each checkpoint."""
+    clean_ups = []
+    for name, value in (("_PASS_COMMITS", 1), ("_CLEAN_UP_COMMITS", 15), ("merge", lambda *_: 0)):
+        monkeypatch.setattr(growth_module, name, value)
+    monkeypatch.setattr(growth_module, "clean_up", lambda _, table: clean_ups.append(table))
+    log = Path(growth.place.root, "_delta_log")
+    for checkpoints in (["9"], ["9", str(version)]):
+        while len(names := sorted(log.glob("*.checkpoint.parquet"))) < len(checkpoints):
+            growth.grow()
+        assert [name.name[:20].lstrip("0") for name in names] == checkpoints
+        note = json.loads((log / "_last_checkpoint").read_bytes())
+        (log / "_last_checkpoint").write_text(json.dumps({**note, "size": actions}))
+    assert len(clean_ups) == 1
+
+
+KIB, MIB = 1024, 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("sizes", "everything", "merged"),
+    [
+        ([1] * 7, False, 0),
+        ([1] * 8, False, 8),
+        ([1] * 7 + [(1, 511)], False, 8),
+        ([1] * 7 + [(1, 512)], False, 0),
+        ([1] * 7 + [32 * KIB - 1], False, 8),
+        ([1] * 7 + [32 * KIB], False, 0),
+        ([1] * 8 + [32 * KIB], False, 8),
+        ([1] * 7 + [32 * KIB] * 8, False, 15),
+        ([16 * MIB - 1] * 8, False, 8),
+        ([16 * MIB] * 8, False, 0),
+        ([16 * MIB] * 8, True, 0),
+        ([1, 16 * MIB], True, 0),
+        ([1, 16 * MIB - 1], True, 2),
+    ],
+)
+def test_small_files_are_merged_by_tiers(monkeypatch, sizes, everything, merged):
+    """Judge a file by its bytes, or by 64 bytes for each of its rows if these are more."""
+    place, groups = LedgerPath("file:/ledger", "/ledger", is_local=True), []
+    ages = [dt.datetime(2026, 3, 1 + n % 9) if n % 4 else None for n in range(len(sizes))]
+    files = [
+        StoredFile(f"{kind}{n}", kind, *(size if isinstance(size, tuple) else (size, 0)), ages[n])
+        for kind in ("send", "epoch")
+        for n, size in enumerate(sizes)
+    ]
+    monkeypatch.setattr(growth_module, "stored_files", lambda *_: files)
+    monkeypatch.setattr(growth_module, "rewrite", lambda *parts: groups.extend(parts[2]) or True)
+    expected = (2 * merged, 2) if merged else (0, 0)
+    assert merge(place, None, everything=everything) == expected
+    for group in groups:
+        assert len({file.kind for file in group}) == 1 and len(group) == merged
+        oldest = [file.oldest or dt.datetime.min for file in group]
+        assert oldest == sorted(oldest)
+    monkeypatch.setattr(growth_module, "rewrite", lambda *_: False)
+    assert merge(place, None, everything=everything) == (0, 0)
+
+
+def test_each_tenth_commit_merges_files(monkeypatch, caplog):
+    place, opened = LedgerPath("file:/ledger", "/ledger", is_local=True), []
+    monkeypatch.setattr(growth_module, "open_table", opened.append)
+    for version, merges, rows, is_due in (
+        (12, True, 1, True), (21, True, 1, False), (22, False, 1, False), (22, True, None, False),
+        (22, True, 0, True), (31, True, 1, False), (5, True, 1, True), (14, True, 1, False),
+        (15, True, 1, True),
+    ):  # fmt: skip
+        append: Any = SimpleNamespace(
+            place=place, merges=merges, rows=rows, sequence=(version << 32) + 7
+        )
+        keep_small(append)
+        assert opened == [place] * is_due
+        opened.clear()
+
+    def fail(_: Any) -> NoReturn:
+        raise ValueError("no table")
+
+    monkeypatch.setattr(growth_module, "open_table", fail)
+    append.sequence = 25 << 32
+    keep_small(append)
+    assert caplog.messages == ["the ledger /ledger is not kept small now: no table"]
+
+
+RETENTION = "delta.logRetentionDuration"
+
+
+@pytest.mark.parametrize(
+    ("settings", "age_s", "goes"),
+    [
+        ({RETENTION: "interval 2 days"}, 2 * 86_400 - 59, True),
+        ({RETENTION: "interval 2 days"}, 2 * 86_400 - 60, False),
+        ({RETENTION: "interval 1 hour"}, 3541, True),
+        ({RETENTION: "interval 1 hour"}, 3539, False),
+        ({RETENTION: "interval 1 hour", "delta.enableExpiredLogCleanup": "true"}, 9999, True),
+        ({RETENTION: "interval 1 hour", "delta.enableExpiredLogCleanup": "false"}, 9999, None),
+        ({RETENTION: "interval 1 month"}, 10**8, None),
+        ({}, 10**8, None),
+    ],
+)
+def test_replaced_files_go_with_their_commits(growth, monkeypatch, settings, age_s, goes):
+    """Let the clock of the clean-up stand still; delta-rs deletes commits by its own clock."""
+    for _ in range(2):
         growth.grow()
-    assert len([*Path(growth.place.root, "_delta_log").glob("*.checkpoint.parquet")]) == 2
+    table: Any = open_table(growth.place)
+    merge(growth.place, table, everything=True)
+    newest: Any = open_table(growth.place)
+    named = {file.path for file in stored_files(growth.place, newest)}
+    metadata, deleted = SimpleNamespace(configuration=settings), []
+    stand_in: Any = SimpleNamespace(
+        metadata=lambda: metadata, version=newest.version,
+        get_add_actions=newest.get_add_actions, cleanup_metadata=lambda: deleted.append("log"),
+    )  # fmt: skip
+    monkeypatch.setattr(growth_module, "time", SimpleNamespace(time=lambda: 1e9))
+    root = Path(growth.place.root)
+    for path in root.glob("_delta_log/*.json"):
+        os.utime(path, (1e9 - age_s,) * 2)
+    before = {str(path.relative_to(root)) for path in root.glob("kind=*/*")}
+    clean_up(growth.place, stand_in)
+    after = {str(path.relative_to(root)) for path in root.glob("kind=*/*")}
+    assert after == (named if goes else before) != (before if goes else named)
+    assert bool(deleted) == (goes is not None)
 
 
 @pytest.mark.parametrize("name", ["kind=send/../../../outside.parquet", "_spool/q-x/0/x.arrow"])
@@ -149,7 +274,9 @@ def test_of_two_rewrites_of_the_same_files_one_is_refused(growth, is_same):
         ([CommitFailedError("conflict")] * 9, False, True),
         ([CommitFailedError("conflict")] * 10, False, False),
         ([DeltaError("the answer is lost")], True, True),
-        ([DeltaError("the disk")], False, None),
+        ([DeltaError("the disk")], False, (LedgerError, r"cannot rewrite .* ledger .*: the disk")),
+        ([CommitFailedError("no log")], None, (LedgerError, "cannot rewrite .* ledger .*: no log")),
+        ([ValueError("a defect")], False, (ValueError, "a defect")),
     ],
 )
 def test_a_rewrite_that_fails_is_tried_again_if_that_helps(
@@ -161,18 +288,21 @@ def test_a_rewrite_that_fails_is_tried_again_if_that_helps(
     files, write = stored_files(growth.place, table), rewrite_module.write_version
 
     def write_or_fail(*arguments: Any) -> None:
+        if is_committed is None:
+            shutil.rmtree(Path(growth.place.root, "_delta_log"))
         if is_committed or not errors:
             write(*arguments)
         if errors:
             raise errors.pop()
 
     monkeypatch.setattr(rewrite_module, "write_version", write_or_fail)
-    if result is None:
-        with pytest.raises(LedgerError, match=r"cannot rewrite files of the ledger .*: the disk"):
+    if isinstance(result, tuple):
+        with pytest.raises(result[0], match=result[1]) as failed:
             rewrite(growth.place, table, [files])
+        assert getattr(failed.value, "path", growth.place.uri) == growth.place.uri
     else:
         assert rewrite(growth.place, table, [files]) == result
-    assert by_delta_rs(growth.place.root) == {0: TASKS}
+    assert is_committed is None or by_delta_rs(growth.place.root) == {0: TASKS}
 
 
 def test_an_append_that_began_before_a_rewrite_goes_in(growth):
