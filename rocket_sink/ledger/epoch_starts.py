@@ -26,9 +26,8 @@ Other kinds of notes:
 - `queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the
   checkpoint. A different id means that the checkpoint was deleted or belongs to another query.
   Epochs would then begin at 0 again, but the ledger's rows of these epochs under this `appId`
-  describe other data. Also each streaming query that a driver has started with this ledger, under
-  its own id and the way in which it leaves records, and the epoch that was pending then
-  (`unrecorded_epoch`).
+  describe other data. Also the ways in which the last runs of a streaming query have left records
+  in this ledger, and the epoch that was pending when each way began (`unrecorded_epoch`).
 - `ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
 """
 
@@ -43,6 +42,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
@@ -447,24 +447,32 @@ def claim_app_id(
         )  # fmt: skip
 
 
-def unrecorded_epoch(place: LedgerPath, query: str, pending_epoch: str) -> str:
-    """Note the first start of a streaming query with this ledger, and the epoch that was pending in
-    its checkpoint then; return that epoch, also at later starts. Empty: no epoch was pending.
-    `query` names the query with the way in which it leaves records.
+def unrecorded_epoch(
+    place: LedgerPath, query_id: str, run_id: str, way: str, pending_epoch: str
+) -> str:
+    """Note that a run of a streaming query starts with this ledger, and in which `way` it leaves
+    records. Return the epoch that was pending in the checkpoint when the query first started in
+    this way, or first since it had left it. Empty: no epoch was pending.
 
     An earlier run that has begun this epoch had another ledger, another way of leaving records, or
     another query id, as after a copy of the checkpoint without its file `metadata` (Spark 4.0,
     4.1). So there is no record of what that run has sent. Return `pending_epoch` if the note cannot
-    be read or written."""
+    be read or written. A run has several ways if it has several sinks."""
     try:
-        store, name = NoteStore(place, _QUERIES), folder_part(query)
-        note = store.read(name)
-        if note is None:
-            note = {"name": query, "pending_epoch": pending_epoch}
+        store, name = NoteStore(place, _QUERIES), folder_part(f"{query_id}~ways")
+        with _ways_lock:
+            note = store.read(name) or {"run": "", "ways": {}, "before": {}}
+            if note["run"] != run_id:
+                note = {"run": run_id, "ways": {}, "before": note["ways"]}
+            epoch = note["ways"].setdefault(way, note["before"].get(way, pending_epoch))
             store.write(name, note)
-        return str(note["pending_epoch"])
+        return str(epoch)
     except (OSError, LedgerError, ValueError, KeyError, TypeError):
         return pending_epoch
+
+
+_ways_lock: Final = ForkLock()
+"""A run's sinks may start in several threads of its driver."""
 
 
 def query_of(place: LedgerPath, app_id: str) -> str | None:

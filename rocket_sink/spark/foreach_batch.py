@@ -181,7 +181,8 @@ class BatchWriter:
         start = self._starts.get(query)
         if start is None or start.run != run:
             if stream.query_id:
-                tell_unrecorded(self._options, stream.query_id, session.conf, "foreachBatch")
+                ids = stream.query_id, run
+                tell_unrecorded(self._options, *ids, session.conf, "foreachBatch")
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.

@@ -215,7 +215,7 @@ def refuse_query(
         settings = query.sparkSessionForStream().conf()
         _tell_tasks(query, settings, is_late=is_late)
         if options is not None:
-            tell_unrecorded(options, query_id, settings)
+            tell_unrecorded(options, query_id, query.runId().toString(), settings)
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -280,13 +280,15 @@ def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
         settings.set(PENDING, str(last_begun))
 
 
-def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any, lane: str = "") -> None:
-    """Note the start of a streaming query in its ledger. If an earlier run has begun the pending
-    epoch, and the ledger has no record of that run, warn and let the tasks know.
+def tell_unrecorded(
+    options: SinkOptions, query_id: str, run_id: str, settings: Any, lane: str = ""
+) -> None:
+    """Note the start of a run of a streaming query in its ledger. If an earlier run has begun the
+    pending epoch, and the ledger has no record of that run, warn and let the tasks know.
 
     Another `appId` gives the query's rows other ids, and other names in the ledger. A killed epoch
     of foreachBatch or `ledgerVia=spark` leaves records that only these two look at. So a query that
-    got another appId, lane or `ledgerVia` starts anew here.
+    got another appId, lane or `ledgerVia` starts anew here, also if it had it before.
 
     Args:
         settings: those of the query's own session.
@@ -295,8 +297,8 @@ def tell_unrecorded(options: SinkOptions, query_id: str, settings: Any, lane: st
     if not options.ledger:
         return
     pending = settings.get(PENDING, "")
-    name = f"{query_id}~{options.app_id}~{lane or options.ledger_via}"
-    epoch = unrecorded_epoch(resolve_path(options.ledger), name, pending)
+    way = f"{options.app_id}~{lane or options.ledger_via}"
+    epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, run_id, way, pending)
     # The query may have a second sink with a ledger of its own, which has set its own epoch.
     settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:

@@ -1,5 +1,6 @@
 """An `appId` names one query of Spark's."""
 
+import functools
 import shutil
 
 import pytest
@@ -29,13 +30,23 @@ def test_it_names_the_query_that_had_it_first(tmp_path):
 
 
 def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path):
-    place = resolve_path(tmp_path)
-    assert unrecorded_epoch(place, "new", "") == ""
-    assert unrecorded_epoch(place, "new", "4") == ""
+    start = functools.partial(unrecorded_epoch, resolve_path(tmp_path))
+    assert start("new", "run 1", "x", "") == ""
+    assert start("new", "run 2", "x", "4") == ""
     # The first start of a copy may be refused before it sends, so later starts know the epoch too.
-    assert [unrecorded_epoch(place, "copy", epoch) for epoch in ("7", "7", "9")] == ["7"] * 3
-    (tmp_path / "_notes" / "queries" / "q-new.json").write_text("{")
-    assert unrecorded_epoch(place, "new", "4") == "4"
+    assert [start("copy", run, "x", epoch) for run, epoch in enumerate("779")] == ["7"] * 3
+    (tmp_path / "_notes" / "queries" / "q-new=7Eways.json").write_text("{")
+    assert start("new", "run 3", "x", "4") == "4"
+
+
+def test_a_way_that_the_last_run_did_not_take_is_new(tmp_path):
+    """A run with another `appId` may have sent rows of the pending epoch in between."""
+    start = functools.partial(unrecorded_epoch, resolve_path(tmp_path), "q")
+    starts = [("1", "x", ""), ("2", "y", "5"), ("3", "x", "5"), ("4", "x", "5"), ("5", "x", "6")]
+    assert [start(*each) for each in starts] == ["", "5", "5", "5", "5"]
+    # A run with two sinks has two ways.
+    starts = [(run, way, "6") for run in "678" for way in "xz"]
+    assert [start(*each) for each in starts] == ["5", "6"] * 3
 
 
 def test_a_note_that_says_nothing_is_no_leave(tmp_path):

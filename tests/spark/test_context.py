@@ -27,10 +27,11 @@ def test_the_run_is_told_from_the_query(properties, run):
     [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
 )
 def test_each_way_to_leave_records_begins_anew(tmp_path, options, lane):
-    settings = MagicMock()
+    # Another ledger leaves no note in this one.
+    settings, last = MagicMock(), "" if "ledger" in options else "5"
     starts = (({}, "", ""), (options, lane, "5"), ({}, "", "5"))
-    for more, by, settings.get.return_value in starts:
+    for run, (more, by, settings.get.return_value) in enumerate(starts):
         ledger = tmp_path / more.get("ledger", "old")
         sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
-        tell_unrecorded(sink, "q", settings, by)
-    assert settings.set.mock_calls == [call(UNRECORDED, epoch) for epoch in ("", "5", "")]
+        tell_unrecorded(sink, "q", str(run), settings, by)
+    assert settings.set.mock_calls == [call(UNRECORDED, epoch) for epoch in ("", "5", last)]
