@@ -18,7 +18,7 @@ appended, so it is dropped, and its files are folded anew.
 The lock only saves work: hosts may not share it, and a lease may have two holders. Without it each
 row is folded once, too. If another fold commits before this one takes its number, then either its
 manifest is still there, or its files are gone. If it commits later, Delta refuses this one's
-number."""
+number, and this fold folds the remaining files under another one."""
 
 from __future__ import annotations
 
@@ -274,12 +274,15 @@ class _Folder:
         self._step("listed")
         is_read_by_tasks = self._is_read_by_tasks(sum(info.size or 0 for info in files))
         for share in _shares(files, FOLD_BYTES if is_read_by_tasks else DRIVER_BYTES):
-            # Take the number from Delta's log, which is lost only together with the rows.
-            last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
-            version = table_version(self._spark, self._place)
-            self._complete_begun(ledger_id)
-            contents = self._read([info.path for info in share], sum(i.size or 0 for i in share))
-            self._fold(ledger_id, 0 if last is None else last + 1, version, contents)
+            is_folded = False
+            while not is_folded:
+                # Take the number from Delta's log, which is lost only together with the rows.
+                last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
+                version = table_version(self._spark, self._place)
+                self._complete_begun(ledger_id)
+                contents = self._read([i.path for i in share], sum(i.size or 0 for i in share))
+                number = 0 if last is None else last + 1
+                is_folded = self._fold(ledger_id, number, version, contents)
             self._set_aside(contents)
         return self._summary
 
@@ -302,12 +305,7 @@ class _Folder:
         paths = manifest.paths(self._spool)
         # Look for the files before the log: files that a fold has deleted are in the log then.
         gone = [info.path for info in self._fs.get_file_info(paths) if not info.is_file]
-        last = last_txn_version(self._spark, self._place, self._app_id(manifest.ledger_id))
-        if last is not None and last >= manifest.number:
-            if self._is_in(manifest):
-                self._delete(manifest)
-            else:
-                self._notes.remove(manifest.name)
+        if self._settle(manifest):
             return
         if gone:
             raise LedgerError(
@@ -325,17 +323,30 @@ class _Folder:
         else:
             self._append(manifest, contents)
 
-    def _fold(self, ledger_id: str, number: int, version: int, contents: _Contents) -> None:
-        """Begin a fold of the files that can be folded, and complete it."""
+    def _settle(self, manifest: Manifest) -> bool:
+        """End a fold whose number is in the table's log; return whether the number is there. Delete
+        the files if the rows are in; else another fold took the number, so keep the files."""
+        last = last_txn_version(self._spark, self._place, self._app_id(manifest.ledger_id))
+        if last is None or last < manifest.number:
+            return False
+        if self._is_in(manifest):
+            self._delete(manifest)
+        else:
+            self._notes.remove(manifest.name)
+        return True
+
+    def _fold(self, ledger_id: str, number: int, version: int, contents: _Contents) -> bool:
+        """Begin a fold of the files that can be folded, and complete it. Return False if another
+        fold took the number, so that files may remain."""
         if not contents.counts:
-            return
+            return True
         infos = self._fs.get_file_info(list(contents.counts))
         names = tuple(info.path.removeprefix(f"{self._spool.spool}/") for info in infos)
         size, rows = sum(info.size or 0 for info in infos), sum(contents.counts.values())
         manifest = Manifest(ledger_id, number, names, size, rows, uuid.uuid4().hex, version)
         self._step("manifest")
         self._notes.write(manifest.name, asdict(manifest))
-        self._append(manifest, contents)
+        return self._append(manifest, contents)
 
     def _set_aside(self, contents: _Contents) -> None:
         """Move damaged files away, and report all files that are not folded."""
@@ -392,8 +403,9 @@ class _Folder:
         counts = {path: sum(batch.num_rows for batch in rows[path]) for path in rows}
         return _Contents(counts, errors, rows)
 
-    def _append(self, manifest: Manifest, contents: _Contents) -> None:
-        """Append the rows, and delete the files when the log shows the commit."""
+    def _append(self, manifest: Manifest, contents: _Contents) -> bool:
+        """Append the rows, and delete the files when the log shows the commit. Return False if
+        another fold took the number meanwhile: hosts may not share the lock."""
         self._step("append")
         paths = manifest.paths(self._spool)
         app_id = self._app_id(manifest.ledger_id)
@@ -412,6 +424,9 @@ class _Folder:
             if append.rows is None:
                 raise LedgerError(f"another fold has taken the number {manifest.number}")
         except Exception as error:
+            with contextlib.suppress(LedgerError, OSError):
+                if self._settle(manifest):
+                    return False
             raise LedgerError(
                 f"cannot append to the ledger {self._place}: {first_line(error)}. The files "
                 "stay in its _spool until a fold has added their rows",
@@ -420,6 +435,7 @@ class _Folder:
         self._add(rows=append.rows)
         keep_small(append)
         self._delete(manifest)
+        return True
 
     def _delete(self, manifest: Manifest) -> None:
         """Delete the files of a fold that is in the table."""
