@@ -226,15 +226,21 @@ class EpochStarts:
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
     Return False if the folder cannot be read or written: `duplicates_possible` is too low then."""
-    last = -1
     try:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            last = int(_epoch_note(place, query_id)["epoch"])
+        last = last_begun(place, query_id)
         if last < epoch:
             _write_epoch_note(place, query_id, epoch)
     except (OSError, LedgerError):
         return False
     return last >= epoch
+
+
+def last_begun(place: LedgerPath, query_id: str) -> int:
+    """Return the last epoch that `begin_epoch` has noted; -1 if there is none, or if the note tells
+    nothing. Raise LedgerError or OSError if the folder cannot be read."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(_epoch_note(place, query_id)["epoch"])
+    return -1
 
 
 def note_refused_frame(place: LedgerPath, query_id: str, epoch: int) -> None:

@@ -181,8 +181,8 @@ class BatchWriter:
         start = self._starts.get(query)
         if start is None or start.run != run:
             if stream.query_id:
-                ids = stream.query_id, run
-                tell_unrecorded(self._options, *ids, session.conf, "foreachBatch")
+                of_run = session, stream.query_id, run, session.conf
+                tell_unrecorded(self._options, *of_run, "foreachBatch")
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.

@@ -35,11 +35,24 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.ledger.append.named import located
-from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_token
-from rocket_sink.ledger.epoch_starts import unrecorded_epoch
-from rocket_sink.ledger.path import LedgerPath, check_encoding, first_line, resolve_path
+from rocket_sink.ledger.append.table import (
+    ensure_table,
+    has_executors,
+    ledger_token,
+    rows_of_epoch,
+)
+from rocket_sink.ledger.epoch_starts import last_begun, unrecorded_epoch
+from rocket_sink.ledger.path import (
+    LedgerPath,
+    check_encoding,
+    first_line,
+    path_part,
+    resolve_path,
+)
+from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken, may_hand_over
+from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
@@ -59,9 +72,11 @@ CONTINUOUS: Final = (
 )
 _OTHER_LEDGER: Final = (
     "the checkpoint shows that epoch %s was begun before, but the ledger %s has no record of that "
-    "run: it used another ledger, appId, lane or ledgerVia, it failed before it came to the sink, "
-    "or the checkpoint is a copy without the file `metadata`, which the ledger refuses if a query "
-    "has an appId from its first start on. The rows of the epoch count as possible duplicates"
+    "run, or none of the epoch before: that run used another ledger, appId, lane or ledgerVia, or "
+    "failed before it came to the sink; the ledger was restored from a backup; the epoch before "
+    "had no rows; or the checkpoint is a copy without the file `metadata`, which the ledger "
+    "refuses if a query has an appId from its first start on. The rows of the epoch count as "
+    "possible duplicates"
 )
 _UPDATE: Final = (
     'Spark gives a Python data source no rows in outputMode("update"), and nothing is sent. Use '
@@ -215,7 +230,7 @@ def refuse_query(
         settings = query.sparkSessionForStream().conf()
         _tell_tasks(query, settings, is_late=is_late)
         if options is not None:
-            tell_unrecorded(options, query_id, query.runId().toString(), settings)
+            tell_unrecorded(options, session, query_id, query.runId().toString(), settings)
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -281,14 +296,15 @@ def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
 
 
 def tell_unrecorded(
-    options: SinkOptions, query_id: str, run_id: str, settings: Any, lane: str = ""
+    options: SinkOptions, session: Any, query_id: str, run_id: str, settings: Any, lane: str = ""
 ) -> None:
     """Note the start of a run of a streaming query in its ledger. If an earlier run has begun the
     pending epoch, and the ledger has no record of that run, warn and let the tasks know.
 
     Another `appId` gives the query's rows other ids, and other names in the ledger. A killed epoch
     of foreachBatch or `ledgerVia=spark` leaves records that only these two look at. So a query that
-    got another appId, lane or `ledgerVia` starts anew here, also if it had it before.
+    got another appId, lane or `ledgerVia` starts anew here, also if it had it before. A ledger that
+    was restored from a backup lacks the epochs that have ended since.
 
     Args:
         settings: those of the query's own session.
@@ -296,13 +312,29 @@ def tell_unrecorded(
     """
     if not options.ledger:
         return
-    pending = settings.get(PENDING, "")
+    place, pending = resolve_path(options.ledger), settings.get(PENDING, "")
     way = f"{options.app_id}~{lane or options.ledger_via}"
-    epoch = unrecorded_epoch(resolve_path(options.ledger), query_id, run_id, way, pending)
+    epoch = unrecorded_epoch(place, query_id, run_id, way, pending)
+    query = options.app_id or query_id
+    if pending > "0" and epoch != pending and _lacks(session, place, query, int(pending) - 1, lane):
+        epoch = pending
     # The query may have a second sink with a ledger of its own, which has set its own epoch.
     settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:
         _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)
+
+
+def _lacks(session: Any, place: LedgerPath, query: str, epoch: int, lane: str) -> bool:
+    """Return whether the ledger lacks an epoch that has ended; True if it cannot be read."""
+    try:
+        if lane:
+            return last_begun(place, query) < epoch
+        # Look into the spool first, because a fold moves its rows into the table.
+        if (path_part(query), str(epoch)) in spooled_epochs(place):
+            return False
+        return not rows_of_epoch(session, place, (EPOCH,), query, epoch, ("epoch",)).num_rows
+    except (LedgerError, OSError):
+        return True
 
 
 def _source_options(query: Any) -> SinkOptions | None:

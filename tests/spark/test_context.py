@@ -28,10 +28,10 @@ def test_the_run_is_told_from_the_query(properties, run):
 )
 def test_each_way_to_leave_records_begins_anew(tmp_path, options, lane):
     # Another ledger leaves no note in this one.
-    settings, last = MagicMock(), "" if "ledger" in options else "5"
-    starts = (({}, "", ""), (options, lane, "5"), ({}, "", "5"))
+    settings, last = MagicMock(), "" if "ledger" in options else "0"
+    starts = (({}, "", ""), (options, lane, "0"), ({}, "", "0"))
     for run, (more, by, settings.get.return_value) in enumerate(starts):
         ledger = tmp_path / more.get("ledger", "old")
         sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
-        tell_unrecorded(sink, "q", str(run), settings, by)
-    assert settings.set.mock_calls == [call(UNRECORDED, epoch) for epoch in ("", "5", last)]
+        tell_unrecorded(sink, None, "q", str(run), settings, by)
+    assert settings.set.mock_calls == [call(UNRECORDED, epoch) for epoch in ("", "0", last)]

@@ -1,6 +1,7 @@
 """Replays whose rows have other ids than before, on real Spark: their doubles are counted."""
 
 import json
+import shutil
 import threading
 import time
 import uuid
@@ -31,10 +32,16 @@ class World:
 
     def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: str) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
-        self.delivery = "effectively_once"
+        self.delivery, self.rows = "effectively_once", 0
         (folder / "in").mkdir()
-        numbers = [json.dumps({"n": f"{number:04}"}) for number in range(ROWS)]
-        (folder / "in" / "1.json").write_text("\n".join(numbers))
+        self.add()
+
+    def add(self) -> None:
+        """Add rows for the next epoch."""
+        numbers = range(self.rows, self.rows + ROWS)
+        rows = [json.dumps({"n": f"{number:04}"}) for number in numbers]
+        (self.folder / "in" / f"{self.rows}.json").write_text("\n".join(rows))
+        self.rows += ROWS
 
     def run(self, partitions: int, body: str = "n AS body", *, fails: bool = False) -> None:
         """Send the rows from so many partitions. If `fails`, the last partition fails once another
@@ -79,19 +86,20 @@ class World:
             run(writer, self.folder / "checkpoint")
 
     def fail(self, partitions: int, body: str = "n AS body") -> None:
-        threading.Thread(target=self._await_rows, daemon=True).start()
+        sent = len(self.cluster.messages("t"))
+        threading.Thread(target=self._await_rows, args=(sent,), daemon=True).start()
         with pytest.raises(Exception, match="broken"):
             self.run(partitions, body, fails=True)
 
-    def _await_rows(self) -> None:
-        while not self.cluster.messages("t"):
+    def _await_rows(self, sent: int) -> None:
+        while len(self.cluster.messages("t")) == sent:
             time.sleep(0.05)
         (self.folder / "sent").touch()
 
     def doubled(self) -> int:
         """Return how many rows are stored twice or more; each is stored once at least."""
         counts = Counter(message.body[:4] for message in self.cluster.messages("t"))
-        assert len(counts) == ROWS
+        assert len(counts) == self.rows
         return sum(count > 1 for count in counts.values())
 
     def counted(self) -> int:
@@ -158,6 +166,27 @@ def test_a_replay_with_the_same_partitions_doubles_and_counts_nothing(world):
     world.fail(4)
     world.run(4)
     assert (world.doubled(), world.counted()) == (0, 0)
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+@pytest.mark.parametrize("lane", ["foreachBatch", "foreach"])
+def test_a_ledger_from_a_backup_counts_doubles_of_the_pending_epoch(world, is_restored):
+    world.run(2)
+    assert world.counted() == 0
+    ledger, backup = world.folder / "ledger", world.folder / "backup"
+    shutil.copytree(ledger, backup)
+    world.add()
+    world.run(2)
+    world.add()
+    world.fail(2)
+    if is_restored:
+        shutil.rmtree(ledger)
+        backup.rename(ledger)
+        world.run(2)
+        world.check_doubles()
+    else:
+        world.run(2)
+        assert (world.doubled(), world.counted()) == (0, 0)
 
 
 @pytest.mark.parametrize("lane", ["write", "source_batch"])
