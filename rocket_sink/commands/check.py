@@ -138,9 +138,8 @@ def _consumed(options: SinkOptions, group: str) -> Iterator[Finding]:
         for query in consumed.queries:
             state = "note" if query.waiting or query.deleted else "ok"
             yield Finding(f"group {group}", state, query.says(group))
-        if more := consumed.without_offset:
-            text = f"{counted(more, 'further message')} (with a delay, a timer, or transactional): "
-            yield Finding(f"group {group}", "note", f"{text}the ledger does not know their offsets")
+        for text in consumed.uncounted:
+            yield Finding(f"group {group}", "note", f"besides, {text}")
     except RocketSinkError as error:
         yield Finding(f"group {group}", "fail", str(error))
 

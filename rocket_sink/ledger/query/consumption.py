@@ -5,9 +5,10 @@ messages, and brokers have the group's positions."""
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.sql import STORED, Scoped
@@ -74,12 +75,28 @@ class QueryConsumption(ConsumptionSums):
 class Consumption:
     """The progress of a consumer group in the ledger's messages, in the topics that it reads.
     `without_offset` counts messages whose offset the ledger does not know: those with a delay or a
-    timer, and those of transactions. Nothing else counts them."""
+    timer, and those of transactions. `without_broker` counts messages by their broker if their
+    topic's route lacks it, so nobody knows the group's positions there. Nothing else counts these
+    messages."""
 
     group: str
     queues: list[QueueConsumption] = field(default_factory=list)
     queries: list[QueryConsumption] = field(default_factory=list)
     without_offset: int = 0
+    without_broker: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def uncounted(self) -> list[str]:
+        """What only `without_offset` and `without_broker` count, as texts."""
+        texts = [
+            f"{counted(messages, 'message')} on the broker {clean(broker, max_chars=80)}, which "
+            "has left the route (position unknown)"
+            for broker, messages in self.without_broker.items()
+        ]
+        if self.without_offset:
+            delayed = counted(self.without_offset, "message")
+            texts.append(f"{delayed} of transactions, or with a delay or a timer (offset unknown)")
+        return texts
 
 
 def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consumption:
@@ -92,13 +109,21 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
     has_offset = "queue_offset IS NOT NULL AND NOT coalesce(half, false)"
     stored = f"FROM answered WHERE {STORED} AND coalesce(request, 1) > 0 AND {read.where}"
     columns = "topic, broker_name AS broker, queue_id"
-    queues = read(f"SELECT DISTINCT {columns} {stored} AND {has_offset}")
     count = "CAST(sum(message_count) AS BIGINT) AS n"
+    queues = read(
+        f"SELECT {columns}, {count} {stored} AND {has_offset} GROUP BY topic, broker_name, queue_id"
+    )
     (others,) = read(f"SELECT {count} {stored} AND NOT ({has_offset})")
     result = Consumption(group, without_offset=others["n"] or 0)
     if not queues:
         return result
-    positions = _positions(queues, group, options)
+    sums = {(row["topic"], row["broker"], row["queue_id"]): row["n"] for row in queues}
+    positions = _positions(sums, group, options)
+    topics = {topic for topic, *_ in positions}
+    for (topic, broker, queue_id), messages in sums.items():
+        if topic in topics and (topic, broker, queue_id) not in positions:
+            missing = result.without_broker
+            missing[broker] = missing.get(broker, 0) + messages
     values = ", ".join(
         f"('{topic.encode().hex().upper()}', '{broker.encode().hex().upper()}', {queue_id}, "
         f"{position or 0}, {begin}, {end})"
@@ -135,16 +160,21 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
 
 
 def _positions(
-    queues: Sequence[Mapping[str, Any]], group: str, options: SinkOptions | None
+    queues: Collection[tuple[str, str, int]], group: str, options: SinkOptions | None
 ) -> dict[tuple[str, str, int], tuple[int | None, int, int]]:
     """Return {(topic, broker, queue): (the group's position, offsets of the oldest message and of
-    the next one)} for the queues of topics in which the group has any position."""
+    the next one)} for the queues of topics in which the group has any position. Leave out queues
+    whose broker has left the topic's route."""
     positions = {}
     with Admin(options) as admin:
         known = set(admin.topics())  # A topic of an old query may be gone.
-        for queue in queues:
-            place = MessageQueue(*queue.values())
-            if place.topic in known:
+        routed = {
+            (topic, broker.name)
+            for topic in known.intersection(topic for topic, *_ in queues)
+            for broker in admin.topic_route(topic).brokers
+        }
+        for place in itertools.starmap(MessageQueue, queues):
+            if (place.topic, place.broker_name) in routed:
                 offset = admin.consumer_offset(place, group)
                 bounds = admin.min_offset(place), admin.max_offset(place)
                 positions[place.topic, place.broker_name, place.queue_id] = (offset, *bounds)

@@ -141,9 +141,8 @@ def tables(report: Report) -> list[Table]:
 
 def _consumption(figures: Consumption) -> list[Table]:
     title = f"Messages by queue and position of the group {clean(figures.group, max_chars=80)}"
-    more = figures.without_offset
-    if more:
-        title += f" (without {counted(more, 'message')} whose offset the ledger does not know)"
+    if figures.uncounted:
+        title += f" (without {'; '.join(figures.uncounted)})"
     return [Table("consumption", title, _QUEUES, figures.queues, f"{title}: none.")]
 
 
