@@ -18,11 +18,11 @@ from rocket_sink.commands.common.output import line, note, print_if_json, show, 
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import LedgerError, MissingPackageError
-from rocket_sink.ledger.query.verify import StoredPlaces, Verification, sent_topics
+from rocket_sink.ledger.query.verify import EXAMPLES, StoredPlaces, Verification, sent_topics
 from rocket_sink.ledger.sql import Query, Scope, with_full_id
 from rocket_sink.ledger.views import reader
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.text import clean
+from rocket_sink.text import clean, counted
 
 _FIGURES: Final = (
     "acknowledged", "found", "missing", "twice", "not_due", "expired", "unacknowledged", "foreign",
@@ -93,8 +93,8 @@ def _of_ledger(
         if quick is not None:
             if quick.unfolded_epochs:
                 raise LedgerError(
-                    f"{quick.unfolded_epochs} epochs are not folded yet, so their rows would count "
-                    "as foreign; run `rocket-sink ledger fold --ledger "
+                    f"{counted(quick.unfolded_epochs, 'epoch', 'is', 'are')} not folded yet, and "
+                    "unfolded rows would count as foreign; run `rocket-sink ledger fold --ledger "
                     f"{quote(clean(path))}` first",
                     path=path,
                 )
@@ -138,5 +138,6 @@ def _show(result: Verification, meanings: dict[str, str]) -> None:
     ]
     show(table(f"topic {clean(result.topic)}", ("", "messages", "what"), rows))
     for name, examples in result.examples.items():
-        line(f"{name.replace('_', ' ')}: {', '.join(map(clean, examples))}, ...")
+        more = ", ..." if getattr(result, name) > len(examples) >= EXAMPLES else ""
+        line(f"{name.replace('_', ' ')}: {', '.join(map(clean, examples))}{more}")
     line("It adds up." if result.adds_up else "It does not add up.")

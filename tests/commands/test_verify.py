@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rocket_sink.commands.verify import _show
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.message import Message, MessageQueue
@@ -83,7 +84,13 @@ def test_deleted_doubled_and_foreign_messages_are_told(cluster, tmp_path, delete
     assert "It does not add up." in text
     assert all(f"{name} {n} " in " ".join(text.split()) for name, n in counts.items())
     place = lost.message_id if is_delayed else f"broker-a:{lost.queue_id} @{lost.queue_offset}"
-    assert f"missing: {place}" in text and f"{doubled.message_id}" in text
+    assert f"missing: {place}\n" in text and f"{doubled.message_id}" in text
+
+
+@pytest.mark.parametrize(("missing", "end"), [(5, "e"), (6, "e, ...")])
+def test_examples_end_in_dots_only_if_there_are_more(capsys, missing, end):
+    _show(Verification("t", 9, 9, missing, 0, 0, examples={"missing": list("abcde")}), {})
+    assert f"missing: a, b, c, d, {end}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
@@ -212,7 +219,7 @@ def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path):
     ledger = store(tmp_path / "my ledger", in_order([accounts(context(), acked=1)], 1))
     write_spool(ledger, context(epoch=1), accounts(context(epoch=1), acked=1))
     done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
-    assert done.code == 1 and "1 epochs are not folded yet" in done.err
+    assert done.code == 1 and "1 epoch is not folded yet" in done.err
     program, *words = shlex.split(done.err.split("`")[1])
     assert (program, words) == ("rocket-sink", ["ledger", "fold", "--ledger", ledger])
     check_command(words)

@@ -29,7 +29,8 @@ HiddenCopies = Callable[[], Iterable[tuple[str, bool]]]
 """A function that yields (id, whether the message waits for its time) of the hidden copies of the
 topic's messages. Reading them takes long, so it is called only if a delayed message is absent."""
 
-_EXAMPLES: Final = 5
+EXAMPLES: Final = 5
+"""Largest number of examples of a figure."""
 _CHUNK: Final = 20_000
 """Number of messages that are inserted at once."""
 _SCHEMA: Final = pa.schema(
@@ -133,7 +134,7 @@ class StoredPlaces:
             topic, found=counts["acknowledged"] - absent,
             twice=kinds.get("twice", 0), foreign=kinds.get("foreign", 0),
             unacknowledged=kinds.get("unacknowledged", 0), **counts,
-            examples={name: shown[:_EXAMPLES] for name, shown in examples.items() if shown},
+            examples={name: shown[:EXAMPLES] for name, shown in examples.items() if shown},
         )  # fmt: skip
 
     def compare_keys(self, topic: str, path: str, key: str) -> Verification:
@@ -164,7 +165,7 @@ class StoredPlaces:
         }
         examples = {
             what: [row["key"] for row in self._rows(
-                f"SELECT key FROM keys WHERE {test} ORDER BY key LIMIT {_EXAMPLES}"
+                f"SELECT key FROM keys WHERE {test} ORDER BY key LIMIT {EXAMPLES}"
             )]
             for what, test in tests.items()
         }  # fmt: skip
@@ -282,7 +283,7 @@ _OTHER_EXAMPLES: Final = f"""
     SELECT what, list(broker || ':' || queue || ' @' || place || ' ' || id) AS examples FROM (
         SELECT *, row_number() OVER (PARTITION BY what ORDER BY broker, queue, place) AS shown
         FROM {_KINDS} WHERE what NOT IN ('timed', 'other query')
-    ) e WHERE shown <= {_EXAMPLES} GROUP BY what"""
+    ) e WHERE shown <= {EXAMPLES} GROUP BY what"""
 _MISSING_EXAMPLES: Final = f"""
     SELECT broker || ':' || queue || ' @' || place AS example FROM (
         SELECT broker, queue, unnest(range(greatest(first, least), first + n)) AS place
@@ -291,4 +292,4 @@ _MISSING_EXAMPLES: Final = f"""
         USING (broker, queue, place)
     UNION ALL
     SELECT id FROM {_LATE_KINDS} WHERE what = 'missing'
-    ORDER BY 1 LIMIT {_EXAMPLES}"""
+    ORDER BY 1 LIMIT {EXAMPLES}"""
