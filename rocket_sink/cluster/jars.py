@@ -97,7 +97,6 @@ def run_ivy(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         errors="replace",
     ) as process:
         assert process.stdout is not None

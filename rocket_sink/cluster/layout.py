@@ -217,7 +217,7 @@ def _broker_spec(runtime: Runtime, name: str, listen: int, name_server: str) -> 
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
     usage = shutil.disk_usage(home)
     # Brokers use the same formula (UtilAll.getDiskPartitionSpaceUsedPercent).
-    if usage.used / max(1, usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
+    if usage.used / (usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
         extra.update(conf.NEARLY_FULL_DISK)
     if wanted.acl is not None:
         extra.update(conf.acl_conf(wanted.version, wanted.acl))

@@ -250,7 +250,6 @@ def admin(
                 env=os.environ | own_environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
                 errors="replace",
                 timeout=timeout_s,
                 check=False,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ class Node:
                 return check()
             except ProbeFailed as failed:
                 if not self.alive:
-                    code = self._process.returncode if self._process else None
+                    code = self._require_process().returncode
                     raise self._start_error(f"ended with code {code}") from failed
                 if time.monotonic() > deadline:
                     reason = f"was not ready after {timeout_s:.0f} s: {failed}"
@@ -171,9 +172,9 @@ class Node:
         self.spawn()
         self.wait_ready(timeout_s)
 
+    @abstractmethod
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the process serves; errors as `wait_for`."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """Detach from the process, which goes on running."""

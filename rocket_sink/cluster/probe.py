@@ -78,7 +78,7 @@ class Probe:
             credentials = Credentials(self.secrets.access_key, self.secrets.secret_key)
             ext = request.ext or {}
             request = replace(request, ext={**ext, **credentials.signer()(ext, request.body)})
-        host, port = address.rsplit(":", 1)
+        host, _, port = address.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as raw:
                 if self.tls_ca is None:
@@ -94,7 +94,7 @@ class Probe:
 
 def accepts(address: str) -> bool:
     """Return whether a process listens at "host:port"."""
-    host, port = address.rsplit(":", 1)
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
     except OSError:

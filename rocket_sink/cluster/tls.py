@@ -13,7 +13,6 @@ from rocket_sink.errors import ClusterError
 
 _DAYS = "365"
 _LEFT_S = str(30 * 86_400)
-_TIMEOUT_S = 60
 _EXTENSIONS = """basicConstraints=critical,CA:FALSE
 keyUsage=critical,digitalSignature,keyEncipherment
 extendedKeyUsage=serverAuth,clientAuth
@@ -112,9 +111,7 @@ def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:
 
 def _openssl(*arguments: str) -> None:
     try:
-        done = subprocess.run(
-            ["openssl", *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise ClusterError(
             "A cluster with TLS needs the openssl program to make its test certificate: install "

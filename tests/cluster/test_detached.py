@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -41,15 +43,15 @@ def start():
 
 def write_state(home: Path, *pids: int) -> ClusterState:
     """Write the state of a name server and of brokers with these process ids."""
-    nodes = tuple(map(node, ("name-server", "broker-a"), pids))
+    nodes = tuple(map(node, ("name-server", "broker-a"), pids, (1, 2)))
     state = ClusterState(home, "5.3.3", nodes)
     plain = {"version": "5.3.3", "nodes": [asdict(node) for node in nodes]}
     (home / _STATE_FILE).write_text(json.dumps(plain))
     return state
 
 
-def node(name: str, pid: int) -> NodeState:
-    return NodeState(name, "127.0.0.1:1", pid, 0.0, "m1")
+def node(name: str, pid: int, port: int = 1) -> NodeState:
+    return NodeState(name, f"127.0.0.1:{port}", pid, 0.0, "m1")
 
 
 def test_nothing_there(tmp_path):
@@ -68,7 +70,7 @@ def test_down_ends_what_up_started_and_is_safe_to_repeat(tmp_path, start):
     assert state.name_server == "127.0.0.1:1"
     assert [each.name for each in state.brokers] == ["broker-a"]
     assert down(tmp_path) is True
-    assert server.wait(5) is not None and broker.wait(5) is not None
+    assert server.poll() is not None and broker.poll() is not None
     assert status(tmp_path) is None
     assert down(tmp_path) is False
 
@@ -82,13 +84,23 @@ def test_a_recycled_number_is_never_signalled(tmp_path, start):
     assert not (tmp_path / _STATE_FILE).exists()
 
 
-def test_a_frozen_process_counts_as_alive_and_can_be_ended(tmp_path, start):
+@pytest.mark.parametrize(("grace_s", "number"), [(60, signal.SIGTERM), (0, signal.SIGKILL)])
+def test_a_frozen_process_counts_as_alive_and_can_be_ended(
+    grace_s, number, tmp_path, start, monkeypatch
+):
     frozen = start()
     psutil.Process(frozen.pid).suspend()
     write_state(tmp_path, frozen.pid)
     assert status(tmp_path).running
+    waited = MagicMock(side_effect=psutil.wait_procs)
+    monkeypatch.setattr(psutil, "wait_procs", waited)
+    assert 15 < detached._GRACE_S < 60, "brokers take some 15 s"
+    monkeypatch.setattr(detached, "_GRACE_S", grace_s)
+    if not grace_s:
+        monkeypatch.setattr(psutil.Process, "resume", lambda process: None)
     assert down(tmp_path) is True
-    assert frozen.wait(5) is not None
+    assert frozen.poll() is not None, "the end of the process was waited for"
+    assert [each.kwargs["timeout"] for each in waited.call_args_list] == [grace_s, 10]
 
 
 def test_one_dead_process_shows(tmp_path, start):
@@ -104,10 +116,17 @@ def test_one_dead_process_shows(tmp_path, start):
     assert "m1" not in str(plain), "the mark is nobody's business"
 
 
-def test_a_damaged_state_file_is_explained(tmp_path):
-    (tmp_path / _STATE_FILE).write_text("{")
+@pytest.mark.parametrize("text", ["{", "1", "{}", '{"nodes": [{}]}', "\udcff"])
+def test_a_damaged_state_file_is_explained(text, tmp_path):
+    (tmp_path / _STATE_FILE).write_text(text, errors="surrogateescape")
     with pytest.raises(ClusterError, match="delete the file"):
         status(tmp_path)
+
+
+def test_a_home_that_is_no_folder_is_explained(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError, match="cannot be used: File exists; name another"):
+        up(tmp_path / "file")
 
 
 def test_a_start_that_was_cut_short_is_no_running_cluster(tmp_path, start, monkeypatch):
@@ -132,7 +151,7 @@ def test_what_a_running_cluster_does_not_have_is_told(tmp_path, start):
     assert not messages
     up(tmp_path, 1, version="5.3.3", tls="enforcing", progress=messages.append)
     up(tmp_path, 1, version="5.3.3", queues=8, progress=messages.append)
-    assert len(messages) == 2
+    assert up(tmp_path) == state and len(messages) == 2
     assert "4 queues each and TLS disabled" in messages[0]
 
 

@@ -1,17 +1,22 @@
 """The files of each process (broker.conf, JVM flags, credentials), and docker-compose.yml."""
 
 import json
+import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
+from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_certificate
 
 from rocket_sink.cluster import conf, layout, tls
-from rocket_sink.cluster.conf import Ports
+from rocket_sink.cluster.conf import Ports, jvm_command
 from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import Runtime, Wanted, build
+from rocket_sink.cluster.probe import Probe
 from rocket_sink.cluster.tls import make_certificates
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java
@@ -46,9 +51,12 @@ def test_each_broker_has_its_own_ports_and_store(runtime):
     assert first["storePathCommitLog"].startswith(str(runtime.home / "broker-a"))
     assert first["bindAddress"] == first["brokerIP1"] == first["brokerIP2"] == "127.0.0.1"
     assert nodes.brokers[1].address == "127.0.0.1:20010"
+    assert nodes.name_server.spec.settings == {"listenPort": "20000", "bindAddress": "127.0.0.1"}
 
 
-def test_processes_take_little_memory(runtime):
+def test_processes_take_little_memory(runtime, monkeypatch):
+    # The session's fixture adds options for quick tests.
+    monkeypatch.setattr(conf, "jvm_command", jvm_command)
     nodes = built(Wanted(heap_mb=128), runtime)
     for node, flags in (
         (nodes.name_server, {"-Xms32m", "-Xmx128m"}),
@@ -56,7 +64,20 @@ def test_processes_take_little_memory(runtime):
         (built(Wanted(), runtime).brokers[0], {"-Xms256m", "-Xmx512m"}),
     ):
         assert flags <= {*node.spec.command}
-    assert "-XX:TieredStopAtLevel=1" in nodes.name_server.spec.command
+    folder, tiered = runtime.home / "name-server", "-XX:TieredStopAtLevel=1"
+    assert nodes.name_server.spec.command == (
+        str(runtime.java.executable), "-Xms32m", "-Xmx128m", tiered,
+        "-XX:+UseSerialGC", "-XX:-UsePerfData",
+        *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch")),
+        *(f"--add-exports=java.base/{name}=ALL-UNNAMED" for name in (
+            "sun.nio.ch", "jdk.internal.ref")),
+        f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}",
+        f"-Drmq.logback.configurationFile={folder}/conf/rmq.logback.xml",
+        f"-D{layout.MARK_PROPERTY}=the-mark", "-Dtls.server.mode=disabled",
+        "org.apache.rocketmq.namesrv.NamesrvStartup",
+    )  # fmt: skip
+    assert nodes.brokers[0].spec.command[-1] == "org.apache.rocketmq.broker.BrokerStartup"
+    assert (folder / "conf" / "rmq.logback.xml").read_text().startswith("<configuration>")
 
 
 def test_the_users_lines_have_the_last_word(runtime):
@@ -65,6 +86,7 @@ def test_the_users_lines_have_the_last_word(runtime):
     assert settings["defaultTopicQueueNums"] == "9"
     assert (settings["autoCreateTopicEnable"], settings["x"]) == ("false", "y")
     assert set(conf.BROKER_DEFAULTS) <= set(settings)
+    assert built(Wanted(), runtime).brokers[0].spec.settings["defaultTopicQueueNums"] == "4"
 
 
 def test_the_command_line_carries_the_mark_and_not_the_secret(runtime):
@@ -92,7 +114,9 @@ def test_acl_1_of_4x(runtime):
     home = runtime.home / "broker-a" / "conf"
     (account,) = yaml.safe_load((home / "plain_acl.yml").read_text())["accounts"]
     assert account == {"accessKey": "user", "secretKey": 'a"b\\c', "admin": True}
-    assert (home / "logback_broker.xml").exists()
+    assert {file.name for file in home.glob("logback*")} == {
+        f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")
+    }
     assert "--add-opens=java.base/java.lang=ALL-UNNAMED" in broker.spec.command
 
 
@@ -109,11 +133,14 @@ def test_a_nearly_full_disk_still_takes_messages(runtime, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("brokers", 0), ("tls", "on"), ("tls_client_auth", "yes"), ("queues", 0)]
-)
-def test_what_cannot_be_is_refused(name, value):
-    with pytest.raises(ClusterError, match=f"{name}={value!r}"):
-        replace(Wanted(), **{name: value})
+    ("name", "wrong", "right"),
+    [("brokers", 0, 1), ("brokers", 65, 64), ("tls", "on", "permissive"), ("queues", 0, 1),
+     ("tls_client_auth", "yes", "optional")],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(name, wrong, right):
+    with pytest.raises(ClusterError, match=f"{name}={wrong!r}"):
+        replace(Wanted(), **{name: wrong})
+    assert replace(Wanted(), **{name: right})
 
 
 def test_broker_names():
@@ -123,13 +150,68 @@ def test_broker_names():
 
 
 def test_certificates_are_made_once(tmp_path):
-    certificates = make_certificates(tmp_path / "tls")
+    folder = tmp_path / "new" / "tls"
+    certificates = make_certificates(folder)
     text = certificates.server_key.read_text()
-    assert text.startswith("-----BEGIN PRIVATE KEY-----"), "Netty reads PKCS#8 only"
-    assert make_certificates(tmp_path / "tls") == certificates
+    for key in (certificates.server_key, certificates.client_key):
+        assert key.read_text().startswith("-----BEGIN PRIVATE KEY-----"), "Netty reads PKCS#8 only"
+    assert make_certificates(folder) == certificates
     assert certificates.server_key.read_text() == text
-    assert "-Dtls.enable=true" in certificates.jvm_flags("enforcing", tmp_path / "p")
-    assert "-Dtls.enable=true" not in certificates.jvm_flags("permissive", tmp_path / "p")
+    certificates.client_key.unlink()
+    assert make_certificates(folder).client_key.exists()
+    authority = load_pem_x509_certificate(certificates.ca.read_bytes())
+    for path, key in (
+        (certificates.server_cert, certificates.server_key),
+        (certificates.client_cert, certificates.client_key),
+    ):
+        ssl.create_default_context().load_cert_chain(path, key)
+        cert = load_pem_x509_certificate(path.read_bytes())
+        cert.verify_directly_issued_by(authority)
+        names = cert.extensions.get_extension_for_class(SubjectAlternativeName).value
+        assert names.get_values_for_type(DNSName) == ["localhost"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "auth", "is_asked"),
+    [("enforcing", "none", "false"), ("permissive", "optional", "true"),
+     ("permissive", "require", "true")],
+)  # fmt: skip
+def test_java_s_settings_of_tls(mode, auth, is_asked, tmp_path):
+    names = ("ca", "server_cert", "server_key", "client_cert", "client_key")
+    certificates = tls.TestCertificates(*(Path("/tls", name) for name in names))
+    file = tmp_path / "p"
+    flags = [f"-Dtls.server.mode={mode}", f"-Dtls.config.file={file}"]
+    enables = ["-Dtls.enable=true"]
+    expected = [*flags, *enables] if mode == "enforcing" else flags
+    assert certificates.jvm_flags(mode, file, auth) == expected
+    server = dict(line.split("=") for line in file.read_text().splitlines())
+    assert certificates.client_flags(file) == [*enables, flags[1]]
+    client = dict(line.split("=") for line in file.read_text().splitlines())
+    assert client == {
+        "tls.test.mode.enable": "false", "tls.client.authServer": "true",
+        "tls.client.trustCertPath": "/tls/ca", "tls.client.certPath": "/tls/client_cert",
+        "tls.client.keyPath": "/tls/client_key",
+    }  # fmt: skip
+    assert server == client | {
+        "tls.server.need.client.auth": auth, "tls.server.authClient": is_asked,
+        "tls.server.keyPath": "/tls/server_key", "tls.server.certPath": "/tls/server_cert",
+        "tls.server.trustCertPath": "/tls/ca",
+    }  # fmt: skip
+
+
+def test_the_probe_has_the_clusters_secrets(runtime):
+    files = MagicMock()
+    plain, with_tls = Probe(Keys()), Probe(Keys(), files.ca, files.client)
+    for certificates, probe in ((None, plain), (files, with_tls)):
+        own = replace(runtime, certificates=certificates)
+        assert built(Wanted(acl=Keys()), own).brokers[0].probe == probe
+
+
+def test_processes_are_stopped_side_by_side():
+    together = Barrier(3, timeout=60)
+    nodes = [SimpleNamespace(stop=together.wait) for _ in range(3)]
+    layout.Nodes(nodes[0], nodes[1:]).stop()
+    assert not together.broken
 
 
 class TestCompose:

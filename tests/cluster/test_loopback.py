@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.loopback import _ConstantPool, on_loopback, write_loopback_jar
+from rocket_sink.cluster.loopback import _ADDRESS, _ConstantPool, on_loopback, write_loopback_jar
 
 CLASS = zlib.decompress(base64.b85decode(
     "c-n=K$xZ@66h-fY9-u)4WYAUtheg8%7w#}7>Iy>Qf`r7K1>Iq8BDDOKiEbp(#1GI<GBLhtd!feRB{ihpx%XDp^V`D{fJ5"
@@ -27,6 +27,12 @@ def test_addresses_that_are_made_of_a_port_are_changed_and_no_others():
     changed = on_loopback(CLASS)
     assert changed is not None and b"io/netty/util/internal/SocketUtils" in changed
     assert hashlib.sha256(changed).hexdigest() == CHANGED
+    pool = _ConstantPool(CLASS)
+    address, constructor = pool.class_index(_ADDRESS), pool.method(_ADDRESS, "<init>", "(I)V")
+    new, call = b"\xbb" + address + b"\x59", b"\xb7" + constructor
+    # The longest code that computes a port, with a byte that ends lines.
+    assert new + 16 * b"\n" + call not in on_loopback(CLASS + new + 16 * b"\n" + call)
+    assert new + 17 * b"\n" + call in on_loopback(CLASS + new + 17 * b"\n" + call)
     assert on_loopback(CLASS.replace(b"(I)V", b"(J)V")) is None
     assert on_loopback(CLASS.replace(b"java/net/Inet", b"java/lang/Ine")) is None
 

@@ -1,18 +1,23 @@
 """Processes and their guard, with small stand-ins for the JVMs."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import psutil
 import pytest
 
 from rocket_sink.cluster import LocalCluster
+from rocket_sink.cluster import guard as guards
+from rocket_sink.cluster import node as nodes
 from rocket_sink.cluster.guard import Guard
-from rocket_sink.cluster.node import Node, NodeSpec, PortTakenError
+from rocket_sink.cluster.node import NameServer, Node, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe, ProbeFailed, accepts
 from rocket_sink.errors import ClusterError
 from tests.producer.waiting import until
@@ -47,6 +52,7 @@ def node(tmp_path, guard):
 
 def test_freeze_thaw_kill(node):
     process = psutil.Process(node.pid)
+    assert repr(node) == "<Node broker-a 127.0.0.1:1 running>"
     node.freeze()
     until(lambda: process.status() == psutil.STATUS_STOPPED)
     assert node.alive
@@ -54,30 +60,62 @@ def test_freeze_thaw_kill(node):
     until(lambda: process.status() != psutil.STATUS_STOPPED)
     node.freeze()
     node.kill()
-    assert not node.alive
+    assert repr(node) == "<Node broker-a 127.0.0.1:1 not running>"
     node.kill()
     with pytest.raises(ClusterError, match="restart"):
         node.freeze()
 
 
-def test_stop_ends_a_frozen_process_and_is_safe_to_repeat(node):
+@pytest.mark.parametrize(("grace_s", "by"), [(60, signal.SIGTERM), (0, signal.SIGKILL)])
+def test_stop_ends_a_frozen_process_and_is_safe_to_repeat(grace_s, by, node, monkeypatch):
+    assert 15 < nodes._GRACE_S < 60, "brokers take some 15 s"
+    process = node._process
     node.freeze()
-    node.stop(grace_s=5)
+    if not grace_s:
+        monkeypatch.setattr(node, "thaw", lambda: None)
+    node.stop(grace_s)
     node.stop()
-    assert not node.alive
+    assert process.returncode == -by
 
 
-def test_cpu_seconds_outlive_a_kill(tmp_path, guard):
-    busy = Node(spec(tmp_path, "while True: pass"), guard.join)
-    assert busy.cpu_s() == 0
-    busy.spawn()
-    until(lambda: busy.cpu_s() > 0.1)
-    before_s = busy.cpu_s()
-    busy.kill()
-    assert busy.cpu_s() >= before_s
-    busy.spawn()
-    assert busy.cpu_s() >= before_s
-    busy.kill()
+def test_cpu_seconds_outlive_each_end(tmp_path, guard, monkeypatch):
+    node = Node(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
+    process = MagicMock()
+    process.return_value.cpu_times.return_value = SimpleNamespace(user=2, system=1)
+    monkeypatch.setattr("rocket_sink.cluster.node.psutil.Process", process)
+    assert node.cpu_s() == 0
+    for seconds, end in ((3, node.kill), (6, node.stop)):
+        node.spawn()
+        assert node.cpu_s() == seconds
+        end()
+        assert node.cpu_s() == seconds
+    process.side_effect = psutil.NoSuchProcess(1)
+    node.spawn()
+    assert node.cpu_s() == 6 and process.call_args.args == (node.pid,)
+    node.kill()
+
+
+def test_a_released_process_goes_on(node, recwarn):
+    process = psutil.Process(node.pid)
+    node.release()
+    node.release()
+    gc.collect()
+    assert not node.alive and process.is_running() and not recwarn
+    process.kill()
+
+
+def test_a_restart_waits_until_the_process_serves(tmp_path, guard, monkeypatch):
+    monkeypatch.setattr("rocket_sink.cluster.node.accepts", lambda address: node.alive)
+    node = NameServer(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
+    node.spawn()
+    before = node.pid
+    with monkeypatch.context() as patched:
+        waited = MagicMock()
+        patched.setattr(node, "wait_ready", waited)
+        node.restart()
+    node.restart(7)
+    assert waited.call_args.args == (120,) and node.alive and node.pid != before
+    node.kill()
 
 
 def test_a_process_is_not_started_twice(node):
@@ -85,13 +123,29 @@ def test_a_process_is_not_started_twice(node):
         node.spawn()
 
 
+SHOWS = """
+import os, sys
+print([name for name in os.environ if "JAVA" in name or "NAMESRV" in name])
+print(os.environ["CLASSPATH"], sys.argv[1:], sys.stdin.read(), file=sys.stderr)
+open("private", "w")
+print("x" * 40_000)
+"""
+
+
 def test_the_users_java_options_do_not_reach_it(tmp_path, guard, monkeypatch):
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
-    script = "import os; print(os.environ.get('JAVA_TOOL_OPTIONS'), os.environ['CLASSPATH'])"
-    node = Node(spec(tmp_path, script), guard.join)
+    """Its files are private; the last lines of its output and of its log are shown."""
+    for name in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NAMESRV_ADDR"):
+        monkeypatch.setenv(name, "-Xmx1m")
+    node = Node(spec(tmp_path, SHOWS), guard.join)
     node.spawn()
     until(lambda: not node.alive)
-    assert node.log_tail() == "None /x.jar"
+    folder = node.spec.folder
+    options, words, _ = (folder / "console.log").read_text().splitlines()
+    assert (options, words) == ("[]", f"/x.jar ['-c', '{node.spec.settings_file}'] ")
+    assert (folder / "private").stat().st_mode & 0o777 == 0o600
+    assert node.log_tail() == "x" * 32_767
+    (folder / "rocketmq.log").write_text("".join(f"{number}\n" for number in range(30)))
+    assert node.log_tail().split()[1:] == [str(number) for number in range(10, 30)]
 
 
 def test_settings_are_written_at_each_start_with_mode_0600(tmp_path, guard):
@@ -103,6 +157,7 @@ def test_settings_are_written_at_each_start_with_mode_0600(tmp_path, guard):
         assert file.read_text() == "k=v\n"
         assert file.stat().st_mode & 0o077 == 0
         file.write_text("changed by the broker")
+        file.chmod(0o666)
 
 
 def never_ready() -> None:
@@ -117,9 +172,11 @@ def test_a_failed_start_shows_the_log_and_what_to_do(tmp_path, guard):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_slow_start_ends_at_its_time(node):
+def test_a_slow_start_ends_at_its_time(node, tmp_path):
     with pytest.raises(ClusterError, match=r"not ready after 0 s: not yet"):
         node.wait_for(never_ready, 0.2)
+    with pytest.raises(ClusterError, match="was not started"):
+        Node(spec(tmp_path, ""), dict).wait_for(never_ready, 60)
 
 
 def test_a_taken_port_has_its_own_error(tmp_path, guard):
@@ -133,6 +190,34 @@ def test_closing_the_guard_ends_the_group(node, guard):
     guard.close()
     guard.close()
     until(lambda: not node.alive)
+
+
+@pytest.mark.parametrize("version", [(3, 10, 9), (3, 11, 0)])
+def test_the_guard_is_a_process_of_its_own(version, monkeypatch):
+    """It reads neither the user's modules nor their folders, and holds no pipe of the command."""
+    popen, setpgid = MagicMock(), MagicMock()
+    own_sys = SimpleNamespace(version_info=version, executable="python")
+    monkeypatch.setattr(guards, "sys", own_sys)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(os, "setpgid", setpgid)
+    process, guard = popen.return_value, Guard()
+    process.pid, process.poll.return_value = 7, None
+    guard.join()
+    for leader, joined in ((7, guard.join()), (0, popen.call_args.kwargs)):
+        if version < (3, 11):
+            joined.pop("preexec_fn")()
+            assert setpgid.call_args == call(0, leader)
+        else:
+            assert joined.pop("process_group") == leader
+    command = ["python", "-I", "-S", guards.__file__, str(os.getpid())]
+    popen.assert_called_once_with(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process.poll.return_value = -9
+    guard.join()
+    assert popen.call_count == 2, "a guard that was killed is replaced"
+    process.wait.side_effect = [subprocess.TimeoutExpired("guard", 10), 0]
+    guard.close()
+    assert process.stdin.close.called and process.kill.called
+    assert process.wait.call_args_list == [call(10), call()]
 
 
 OWNER = """

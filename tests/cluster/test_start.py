@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
 
+import psutil
 import pytest
 
 from rocket_sink.cluster import LocalCluster, conf, detached, guard, layout, local, node
@@ -148,6 +149,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     change, keeps, fails, tmp_path, monkeypatch
 ):
     """Each process is saved at once: if `up` is killed, `down` finds it."""
+    home = tmp_path / "new" / "home"
     events: list[str] = []
     dead = change.pop("dead", 2)
     own = detached.NodeState
@@ -155,15 +157,15 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     nodes = tuple(own(name, f"127.0.0.1:{n}0", n, 0.0, "m") for n, name in enumerate(names, 1))
     lives = {n for n in (1, 2, 3) if n != dead + 1}
     monkeypatch.setattr(own, "process", lambda node: node if node.pid in lives else None)
-    state = detached.ClusterState(tmp_path, DEFAULT_VERSION, nodes, ready=change.pop("ready", True))
+    state = detached.ClusterState(home, DEFAULT_VERSION, nodes, ready=change.pop("ready", True))
     monkeypatch.setattr(detached, "status", lambda folder: state)
     end, make = MagicMock(), MagicMock()
     settings = {"brokers": 2, "queues": 4, "version": DEFAULT_VERSION, "tls": None, **change}
-    made = SimpleNamespace(wanted=SimpleNamespace(**settings), home=tmp_path, mark="new")
+    made = SimpleNamespace(wanted=SimpleNamespace(**settings), home=home, mark="new")
     make.return_value = made
     monkeypatch.setattr(detached, "_end", end)
     monkeypatch.setattr(detached.Runtime, "make", make)
-    file = tmp_path / "cluster.json"
+    file = home / "cluster.json"
 
     def launched(runtime: Any, popen_options: Any, *, spawned: Any, **more: Any) -> Any:
         assert runtime is made and popen_options() == {"start_new_session": True}
@@ -174,8 +176,11 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         for each in started:
             if each.name not in more["alive"]:
                 each.spawn()
-        spawned(started)
-        assert json.loads(file.read_text())["ready"] is False
+                spawned(started)
+                saved = json.loads(file.read_text())
+                known = names if keeps else names[: names.index(each.name) + 1]
+                assert saved["ready"] is False
+                assert [own["name"] for own in saved["nodes"]] == [*known]
         events.append(f"alive {sorted(more['alive'])} {more['ports']}")
         if fails:
             raise ClusterError("no memory")
@@ -183,7 +188,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
 
     monkeypatch.setattr(detached, "launch", launched)
     try:
-        up = detached.up(tmp_path, progress=print, **settings)
+        up = detached.up(home, progress=print, **change)
     except ClusterError:
         assert fails and file.exists() is keeps
     else:
@@ -191,12 +196,12 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         assert saved["ready"] and up.ready and [each["name"] for each in saved["nodes"]] == [*names]
         marks = [each["mark"] for each in saved["nodes"]]
         assert marks == (["m", "m", "new"] if keeps else ["new"] * 3)
+        assert saved["nodes"][2]["started_s"] == psutil.Process().create_time()
         shown = {"queues": up.queues, "tls": up.tls, "version": up.version, "brokers": 2}
         assert shown == {**settings, "brokers": 2}
         assert [event for event in events if "release" in event] == [f"release {n}" for n in names]
     asked, *rest = make.call_args.args
-    assert rest == [tmp_path, print]
-    assert asked.brokers == settings["brokers"]
+    assert rest == [home, print] and asked == Wanted(**settings)
     alive = ["broker-a", "name-server"] if keeps else []
     ports = Ports(10, (20, 30)) if keeps else None
     assert end.called is not keeps
@@ -212,11 +217,10 @@ def test_one_command_at_a_time_is_at_work_on_a_cluster(tmp_path):
         ended = pool.submit(detached.down, tmp_path, progress=told.put)
         try:
             assert f"is at work on the cluster in {tmp_path}: waiting" in told.get(timeout=60)
-            assert (tmp_path / "cluster.json").exists()
+            (tmp_path / "cluster.json").unlink()
         finally:
             lock.release()
-        assert ended.result(60) is False
-    assert not (tmp_path / "cluster.json").exists()
+        assert ended.result(60) is False, "the other command has ended the cluster"
     (tmp_path / "cluster.json").write_text("x")
     tmp_path.chmod(0o777)
     with pytest.raises(ClusterError, match="Everybody may write"):
@@ -251,13 +255,18 @@ def test_only_a_temporary_folder_goes_with_the_cluster(is_own, tmp_path, monkeyp
     monkeypatch.setattr(local, "launch", launched)
     monkeypatch.setattr(local.Runtime, "make", made)
     home = tmp_path / "new" / "home" if is_own else None
-    running = LocalCluster(2, home, "5.3.3", acl=KEYS, heap_mb=64, progress=print)
+    running = LocalCluster(
+        2, home, "5.3.3", acl=KEYS, tls="permissive", queues=3, heap_mb=64, progress=print,
+        broker_config={"a": "b"}, tls_client_auth="optional",
+    )  # fmt: skip
+    monkeypatch.setattr(running, "_guard", MagicMock())
     assert "not started" in repr(running)
     with running:
         wanted, folder, *_ = made.call_args.args
         made.return_value.home = folder
         made.return_value.certificates = None
-        assert (wanted.heap_mb, wanted.version, folder.is_dir()) == (64, "5.3.3", True)
+        assert wanted == Wanted(2, "5.3.3", KEYS, "permissive", 3, {"a": "b"}, 64, "optional")
+        assert folder.is_dir() and (is_own or folder.name.startswith("rocket-sink-cluster-"))
         assert running.start(timeout_s=1) is running
         made.assert_called_once_with(wanted, folder, print)
         (runtime, join), more = launched.call_args
@@ -269,13 +278,16 @@ def test_only_a_temporary_folder_goes_with_the_cluster(is_own, tmp_path, monkeyp
         assert (running.tls_ca, running.tls_client, running.cpu_s()) == (None, None, 3)
         made.return_value.certificates = SimpleNamespace(ca="/ca", client=("/c", "/k"))
         assert running.client_options()["tlsCa"] == "/ca" and running.tls_client == ("/c", "/k")
+        assert running.await_route("x") is None
+        assert all(broker.wait_routed.call_args == call("x", 90) for broker in nodes.brokers)
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: -1)
             running.stop()
         assert not nodes.kill.called and not nodes.stop.called
     running.stop()
     assert (nodes.kill.call_count, nodes.stop.call_count) == ((0, 1) if is_own else (1, 0))
-    assert folder.exists() is is_own
+    assert folder.exists() is is_own and running._guard.close.call_count == 1
+    running._remove_home(folder)
 
 
 def test_topics_are_made_by_the_admin_tool(monkeypatch):
@@ -283,20 +295,21 @@ def test_topics_are_made_by_the_admin_tool(monkeypatch):
     brokers = [MagicMock(), MagicMock()]
     running._nodes = Nodes(MagicMock(), brokers)
     monkeypatch.setattr(running, "admin", ran)
-    running.create_topic("x", queues=2)
-    assert ran.call_args == call(
-        "updateTopic", "-c", "DefaultCluster", "-t", "x", "-r", "2", "-w", "2"
-    )
+    for options, count in (({}, "4"), ({"queues": 2}, "2")):
+        running.create_topic("x", **options)
+        topic = ("-c", "DefaultCluster", "-t", "x")
+        assert ran.call_args == call("updateTopic", *topic, "-r", count, "-w", count)
     assert all(broker.wait_routed.call_args == call("x", 90) for broker in brokers)
     ask = MagicMock()
     monkeypatch.setattr(local, "admin", ask)
     other = LocalCluster(version="4.9.7", acl=KEYS)
     other._nodes, other._runtime = running._nodes, MagicMock()
-    assert other.admin("topicList", timeout_s=7) is ask.return_value
-    assert ask.call_args == call(
-        other.name_server, "topicList", version="4.9.7", acl=KEYS,
-        tls=other._runtime.certificates, timeout_s=7,
-    )  # fmt: skip
+    for options, timeout_s in (({}, 240), ({"timeout_s": 7}, 7)):
+        assert other.admin("topicList", **options) is ask.return_value
+        assert ask.call_args == call(
+            other.name_server, "topicList", version="4.9.7", acl=KEYS,
+            tls=other._runtime.certificates, timeout_s=timeout_s,
+        )  # fmt: skip
     running.delete_topic("x")
     assert ran.call_args == call("deleteTopic", "-c", "DefaultCluster", "-t", "x")
 
@@ -304,7 +317,8 @@ def test_topics_are_made_by_the_admin_tool(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ('echo "$NAMESRV_ADDR $CLASSPATH $*"', ""), ("echo no; exit 3", "exit code 3"),
+        ('printf "$NAMESRV_ADDR $CLASSPATH \\377 $*"; cat', ""), ("echo no; exit 3", "exit code 3"),
+        ("seq 9999; exit 4", r"exit code 4.*printed:\n9200\n"),
         ("echo 'Caused by: x'", "exit code 0"), ("echo 'a.b.CError: x' >&2", "exit code 0"),
         ("echo '  ERROR: x'", "exit code 0"), ("exec sleep 60", "not done after 0 s"),
     ],
@@ -318,9 +332,18 @@ def test_a_failure_of_the_admin_tool_is_an_error(script, error, tmp_path, monkey
         with pytest.raises(ClusterError, match=error):
             local.admin("n:1", "topicList", timeout_s=timeout_s)
         return
-    server, jars, *words = local.admin("n:1", "topicList", "-t", "x", timeout_s=timeout_s).split()
-    assert (server, jars, words[-3:]) == ("n:1", "/a:/b", ["topicList", "-t", "x"])
-    assert "-Xmx192m" in words and "org.apache.rocketmq.tools.command.MQAdminStartup" in words
+    certificates = MagicMock(**{"client_flags.return_value": ["-Dtls=yes"]})
+    folders = []
+    monkeypatch.setattr(conf, "write_rocketmq_home", lambda *told: folders.append(told))
+    printed = local.admin("n:1", "topicList", "-t", "x", acl=KEYS, tls=certificates)
+    server, jars, sign, *words = printed.split()
+    assert (server, jars, sign) == ("n:1", "/a:/b", "\ufffd")
+    ((folder, version, keys),) = folders
+    assert (version, keys, folder.exists()) == (DEFAULT_VERSION, KEYS, False)
+    assert certificates.client_flags.call_args == call(folder / "tls.properties")
+    main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+    assert {"-Xmx192m", f"-Duser.home={folder}", "-Dtls=yes"} <= {*words}
+    assert words[-4:] == [main, "topicList", "-t", "x"]
 
 
 # --- readiness ----------------------------------------------------------------------------------
@@ -332,6 +355,8 @@ def test_the_probe_of_a_broker(cluster):
     Probe().check_broker(server, "broker-a", broker.address)
     (message,) = cluster.messages("broker-a")
     assert bytes(message.body) == b"ready?" and abs(message.born_ms / 1000 - time.time()) < 900
+    sent = broker.requests[-1].ext
+    assert (sent["d"], sent["e"], sent["a"]) == ("1", "0", "rocket_sink_probe")
     for answer, fits in (
         (Answer(10), True),
         (Answer(11), True),
