@@ -1,8 +1,9 @@
 """`rocket-sink verify` against the scripted cluster: planted faults, retention, delays, keys."""
 
 import contextlib
+import dataclasses
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from rocket_sink.commands.verify import _show
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
-from rocket_sink.ledger.records import in_order, send_rows
+from rocket_sink.ledger.records import in_order, resolution_rows, send_rows
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
@@ -125,9 +126,16 @@ def compared(
         StoredMessage("t", b"", 3, place, properties={"UNIQ_KEY": text})
         for place, text in ids.items()
     ]
+
+    def hidden() -> Iterable[tuple[str, bool]]:
+        assert copies is not None, "nothing is absent, so no copy is of interest"
+        return copies.items()
+
     with contextlib.closing(StoredPlaces()) as places:
         places.add("broker-a", 3, first, messages)
-        return places.compare(quick.query, "t", lambda: (copies or {}).items(), query_id)
+        result = places.compare(quick.query, "t", hidden, query_id)
+    assert not Path(places._folder.name).exists()
+    return result
 
 
 def test_what_retention_has_deleted_is_no_fault(tmp_path):
@@ -150,8 +158,8 @@ OWN, OTHER = "B" * 32, {42: "C" * 32}
     ("first", "ids", "copies", "result"),
     [
         (0, OTHER, {OWN: True}, {"not_due": 1, "foreign": 1}),
-        (0, {**OTHER, 43: OWN}, {OWN: False}, {"found": 1, "foreign": 1}),
-        (0, {43: OWN, 44: OWN}, {OWN: False}, {"found": 1, "twice": 1}),
+        (0, {**OTHER, 43: OWN}, None, {"found": 1, "foreign": 1}),
+        (0, {43: OWN, 44: OWN}, None, {"found": 1, "twice": 1}),
         (0, {}, {OWN: False}, {"missing": 1}),
         (0, {}, {}, {"missing": 1}),
         (50, {}, {OWN: True}, {"not_due": 1}),
@@ -192,6 +200,29 @@ def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path):
     assert figures_of(compared(path, 0, ids, query_id="q")) == {"foreign": 2}
 
 
+def test_a_resent_letter_that_is_elsewhere(tmp_path):
+    """The resolution says offset 60 for the letter. The first five examples are named."""
+    ctx = context()
+    values = {"resolution": "resent", "topic": "t", "broker_name": "broker-a", "queue_id": 3}
+    resent = [
+        resolution_rows(
+            {**values, "letter_id": [f"{n}"], "message_id": "D" * 31 + f"{n}", "queue_offset": n},
+            ctx,
+        )
+        for n in range(60, 67)
+    ]
+    path = Path(store(tmp_path, in_order(resent, 1 << 32)))
+    result = compared(path, 0, {70: "D" * 31 + "60"})
+    assert figures_of(result) == {"acknowledged": 7, "missing": 7, "unacknowledged": 1}
+    assert result.examples["missing"] == [f"broker-a:3 @{n}" for n in range(60, 65)]
+
+
+@pytest.mark.parametrize("fault", ["missing", "twice", "foreign", "unacknowledged"])
+def test_one_fault_of_any_kind_does_not_add_up(fault):
+    sound = Verification("t", 9, 9, 0, 0, 0, not_due=1, expired=1)
+    assert sound.adds_up and not dataclasses.replace(sound, **{fault: 1}).adds_up
+
+
 def dead() -> pa.RecordBatch:
     return letter(context(), message_id="E" * 32)
 
@@ -202,15 +233,16 @@ def of_query(query_id: str) -> pa.RecordBatch:
 
 def test_keys_of_a_table_are_compared(cluster, tmp_path, delete):
     run(cluster.name_server, tmp_path / "ledger", context())
-    file = tmp_path / "orders.parquet"
+    file, column = tmp_path / "today's orders.parquet", 'order "no."'
     keys = [f"key-{n}" for n in range(ROWS)]
-    pq.write_table(pa.table({"order": keys}), file)
-    named = ("--path", str(file), "--key", "order")
-    assert verified(cluster.name_server, *named)["found"] == ROWS
+    pq.write_table(pa.table({column: keys}), file)
+    named = ("--path", str(file), "--key", column)
+    sums = verified(cluster.name_server, *named)
+    assert sums == {"topic": "t", "acknowledged": ROWS, "found": ROWS, "adds_up": True}
     queue = queue_of(cluster)
     cluster.brokers[0].store.append(queue[3])
     delete(queue[7])
-    pq.write_table(pa.table({"order": [*keys, "not sent"][1:]}), file)
+    pq.write_table(pa.table({column: [*keys, "not sent"][1:]}), file)
     faults = verified(cluster.name_server, *named, code=1)
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import uuid
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from rocket_sink import Ledger, TableProducer
 from rocket_sink.commands import check
+from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.query import consumption as module
+from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.views import reader
 from rocket_sink.message import MessageQueue
@@ -20,7 +23,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.wire.route import BrokerData, TopicRoute
 from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, run_java
-from tests.ledger.night import night
+from tests.ledger.night import QUERY, START, at, night, store
+from tests.ledger.values import attempt, context
 from tests.ledger.views import quick_ledger
 from tests.run_command import run_command
 
@@ -84,47 +88,63 @@ def test_messages_that_wait_or_were_deleted(end, tmp_path, monkeypatch):
     """The ledger of a night has messages from offset 42 on in each queue. The group is at 60 in one
     topic, whose queues begin at 70 now, or has no position in a queue, or in the other topic. If
     the topic was made anew, it may end (80, 70) before the ledger's messages do."""
-    path = night(tmp_path / "ledger")
+    path, ctx = night(tmp_path / "ledger"), context(query_id=QUERY, epoch=1)
+    first = send_rows([attempt(topic="orders", queue_id=9, queue_offset=0)], ctx, requests=[1])
+    delayed = send_rows([attempt(topic="orders", queue_offset=-1)], ctx, requests=[1])
+    store(path, in_order([at(batch, START) for batch in (first, delayed)], 2 << 32))
     quick = quick_ledger(path)
     sends = quick.query(
         "SELECT topic, broker_name AS broker, queue_id, message_count AS n FROM answered "
-        "WHERE outcome = 'acked'"
+        "WHERE outcome = 'acked' AND queue_offset > 0"
     ).to_pylist()
     brokers = sorted({row["broker"] for row in sends if row["topic"] == "orders"})
     route = TopicRoute(brokers=tuple(BrokerData("c", name) for name in brokers))
 
     def position(queue: MessageQueue, _: str) -> int | None:
+        assert end != 100 or queue.topic == "orders", "the other topic is gone"
+        if queue.queue_id == 9:
+            return None if end > 70 else 7
         return 60 if queue.topic == "orders" and queue.queue_id != 1 else None
 
     admin = MagicMock()
     admin.__enter__.return_value = admin
     admin.consumer_offset.side_effect = position
-    admin.topics.return_value = ["orders", "invoices"]
     admin.topic_route.side_effect = lambda topic: route
-    admin.min_offset.return_value = 70
+    admin.topics.return_value = ["orders", "invoices"][: 1 if end == 100 else 2]
+    admin.min_offset.side_effect = lambda queue: 0 if queue.queue_id == 9 else 70
     admin.max_offset.side_effect = lambda queue: end if queue.topic == "orders" else 100
     monkeypatch.setattr(module, "Admin", Mock(return_value=admin))
     report = figures(quick.query, path, Scope(), group="billing")
     assert report.consumption is not None
-    assert report.consumption.uncounted == []
+    (text,) = report.consumption.uncounted
+    assert text.startswith("7 messages of transactions")
     orders = [row["n"] for row in sends if row["topic"] == "orders"]
     read = [18 for row in sends if row["topic"] == "orders" and row["queue_id"] != 1]
     (query,) = report.consumption.queries
-    assert query.messages == sum(orders)
-    assert query.waiting == sum(min(42 + n, end) - 70 for n in orders)
-    assert query.deleted == sum(orders) - sum(read) - query.waiting
+    assert query.messages == sum(orders) + 7
+    waiting = sum(min(42 + n, end) - 70 for n in orders)
+    assert query.waiting == waiting + (7 if end > 70 else 0)
+    assert query.deleted == sum(orders) - sum(read) - waiting
+    assert report.consumption.without_offset == 7
     assert {queue.topic for queue in report.consumption.queues} == {"orders"}
     names = [finding.name for finding in report.verdict]
     assert ("deleted_unread" in names, "not_consumed" in names) == (True, end > 70)
-    (checked,) = check._consumed(SinkOptions.parse(ledger=path), "billing")
+    checked, further = check._consumed(SinkOptions.parse(ledger=path), "billing")
     assert checked.state == "note" and "of orders by the query" in checked.text
     assert ("of them were deleted before" in checked.text) == (end == 70)
     route = TopicRoute(brokers=route.brokers[1:])  # The first broker is decommissioned.
     consumption = figures(quick.query, path, Scope(), group="billing").consumption
     on_first = sum(r["n"] for r in sends if (r["topic"], r["broker"]) == ("orders", brokers[0]))
-    assert consumption.without_broker == {brokers[0]: on_first}
+    assert consumption.without_broker == {brokers[0]: on_first + 7}
     assert consumption.queries[0].messages == sum(orders) - on_first
     assert {queue.broker for queue in consumption.queues} == set(brokers[1:])
+    assert further.text.startswith("besides, 7 messages of transactions")
+    later = figures(quick.query, path, Scope(since=START + dt.timedelta(9)), group="billing")
+    assert later.consumption == module.Consumption("billing", 0)
+    admin.consumer_offset.side_effect = None
+    admin.consumer_offset.return_value = None
+    with pytest.raises(RocketSinkError, match="no broker knows a position of the group billing"):
+        figures(quick.query, path, Scope(), group="billing")
     uncounted = module.Consumption("billing", without_offset=3, without_broker={"a": 1})
     monkeypatch.setattr(module, "consumption", lambda *_: uncounted)
     checked = list(check._consumed(SinkOptions.parse(ledger=path), "billing"))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,9 +38,10 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place):
         )
         check_of_holder()
         claim, waited = BackfillClaim(place), list[str]()
-        with pytest.raises(LedgerError, match=rf"another backfill.*process {holder.pid}"):
+        text = rf"another backfill.*process {holder.pid}"
+        with pytest.raises(LedgerError, match=text) as refused:
             claim.acquire(0.2, on_wait=waited.append)
-        assert len(waited) == 1
+        assert len(waited) == 1 and refused.value.path == place.uri
         check_of_holder()
         holder.kill()
     claim.acquire(60.0)
@@ -66,12 +68,17 @@ def test_a_claim_whose_token_was_not_written_is_free_again(place, monkeypatch, e
 
 
 def test_the_look_is_not_repeated_within_a_second(place):
-    claim, times = BackfillClaim(place), iter([0.0, 0.5, 1.1])
+    claim, times = BackfillClaim(place), iter([0.0, 0.999, 1.0, 2.0])
     claim.acquire(0.0)
     check = ClaimCheck(place, claim.token, clock=times.__next__)
     check()
     claim.release()
     BackfillClaim(place).acquire(0.0)
     check()
-    with pytest.raises(LedgerError, match="taken over"):
+    note = Path(NoteStore(place, "backfill").where("token"))
+    with pytest.raises(LedgerError, match="taken over") as lost:
         check()
+    note.write_text("{")
+    with pytest.raises(LedgerError, match=f"cannot read {note}: ") as unread:
+        check()
+    assert lost.value.path == unread.value.path == str(note)

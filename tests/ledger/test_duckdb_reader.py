@@ -1,5 +1,6 @@
 """A ledger's views by delta-rs and DuckDB; `test_report.py` compares them with Spark's views."""
 
+import contextlib
 import json
 import os
 import stat
@@ -7,13 +8,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import duckdb
 import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.query import duckdb_reader
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -21,7 +25,7 @@ from rocket_sink.ledger.views import rows_of
 from tests.ledger.views import quick_ledger
 
 from .night import store
-from .values import accounts, context, letter
+from .values import accounts, context, letter, session
 
 
 def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path):
@@ -85,6 +89,70 @@ def test_a_query_that_is_wrong_is_no_damage(tmp_path):
     quick = quick_ledger(store(tmp_path, [accounts(context(), acked=1)]))
     with pytest.raises(duckdb.Error, match="nonsense"):
         quick.query("SELECT nonsense FROM epochs")
+
+    def fail(_: str) -> NoReturn:
+        raise error
+
+    quick._session, quick._files = SimpleNamespace(sql=fail), {}
+    damages = (
+        duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
+        duckdb.PermissionException, duckdb.Error, RuntimeError, OSError,
+    )  # fmt: skip
+    for error in (*(damage("x") for damage in damages), duckdb.OutOfMemoryException("x")):
+        expected = LedgerError if type(error) in damages else duckdb.OutOfMemoryException
+        with pytest.raises(expected):
+            quick.query("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("files", "body_bytes", "queries", "is_gathered"),
+    [(16, 9, 2, True), (15, 9, 2, False), (16, 9, 1, False), (16, 80_000, 2, False)],
+)
+def test_many_small_files_are_read_once(tmp_path, files, body_bytes, queries, is_gathered):
+    """After the second query they may be gone."""
+    for _ in range(files):
+        path = store(tmp_path, [letter(context(), os.urandom(body_bytes))])
+    quick, select = quick_ledger(path), "SELECT count(DISTINCT body) AS n FROM letters"
+    for _ in range(queries):
+        assert quick.query(select).to_pylist() == [{"n": files}]
+    for file in tmp_path.glob("kind=*/*.parquet"):
+        file.unlink()
+    with contextlib.nullcontext() if is_gathered else pytest.raises(LedgerError, match="are gone"):
+        assert quick.query(select).to_pylist() == [{"n": files}]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_classic", "has_duckdb", "reads"),
+    [
+        (16 * 1024 * 1024, True, True, "DuckDB"), (16 * 1024 * 1024 + 1, True, True, "Spark"),
+        (1, False, True, "Spark"), (1, True, False, "Spark"), (None, True, True, None),
+    ],
+)  # fmt: skip
+def test_who_reads_a_ledger_on_a_store(tmp_path, monkeypatch, size, is_classic, has_duckdb, reads):
+    place = LedgerPath("s3a://b/l", "b/l", is_local=False, problem="no keys")
+    stats = SimpleNamespace(stats=lambda: SimpleNamespace(sizeInBytes=lambda: size))
+    execution = SimpleNamespace(optimizedPlan=lambda: stats)
+    frame = SimpleNamespace(
+        sparkSession=session() if is_classic else SimpleNamespace(),
+        _jdf=SimpleNamespace(queryExecution=lambda: execution), toArrow=LEDGER_SCHEMA.empty_table,
+    )  # fmt: skip
+    monkeypatch.setattr(duckdb_reader, "is_table", lambda *_: size is not None)
+    monkeypatch.setattr(duckdb_reader, "read_table", lambda *_: frame)
+    monkeypatch.setattr(duckdb_reader, "reader", lambda *_: "Spark")
+    monkeypatch.setattr(duckdb_reader, "find_spec", lambda _: has_duckdb or None)
+    query: Any = duckdb_reader.reader_of(session(), place)
+    if reads == "DuckDB":
+        assert query("SELECT count(*) AS n FROM epochs").to_pylist() == [{"n": 0}]
+    else:
+        assert query == reads
+    opens = duckdb_reader.open_quick, duckdb_reader.open_spool
+    assert [read("s3a://b/l") for read in opens] == [None, None]
+    local = store(tmp_path / "l[1]", [accounts(context(), acked=1)])
+    quick = [read(local) for read in opens]
+    assert [each is not None for each in quick] == [has_duckdb] * 2
+    if has_duckdb:
+        counts = [each.query("SELECT count(*) AS n FROM epochs").to_pylist() for each in quick]
+        assert counts == [[{"n": 1}], [{"n": 0}]]
 
 
 def append_by_hand(ledger: Path, path: str, kind: str) -> None:

@@ -4,7 +4,9 @@ import datetime as dt
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,14 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query import live
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.query.live import METRICS, LiveFigures, Standing, register, standing_of
-from rocket_sink.ledger.records import in_flight_rows, in_order, isolation_rows, send_rows
+from rocket_sink.ledger.records import (
+    GroupFacts,
+    in_flight_rows,
+    in_order,
+    isolation_rows,
+    resolution_rows,
+    send_rows,
+)
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.routing.fault import Isolation
@@ -84,6 +93,14 @@ def test_only_what_comes_is_counted_and_once(tmp_path):
         assert dict(b.isolations) == {"TIMEOUT": times}
         assert b.is_isolated()
         assert not a.is_isolated()
+    group = GroupFacts(100, "", 1.0, 10.0, 20.0, 30.0, None)
+    answers = attempt(broker_name="broker-g", message_count=100, rtt_ms=40.0)
+    store(tmp_path, [send_rows([answers], CONTEXT, groups=[group])])
+    assert figures.refresh()
+    sums = figures.brokers["broker-g"]
+    assert (sums.messages, sums.requests, sum(sums.answers.values())) == (100, 100, 100)
+    for share, ms in ((0.5, 10), (0.51, 20), (0.95, 20), (0.96, 30), (0.99, 30), (0.995, 40)):
+        assert sums.latency_ms(share) == pytest.approx(ms, rel=0.02)
     DeltaTable(tmp_path).optimize.compact()
     assert not figures.refresh()
     assert figures.rows["acked"] == 28
@@ -160,9 +177,22 @@ def test_pending_letters_are_counted_when_they_may_have_changed(tmp_path):
     store(tmp_path, [send_rows([attempt()], CONTEXT)])
     figures.refresh()
     assert len(calls) == 1
-    store(tmp_path, [letter(CONTEXT)])
-    figures.refresh()
-    assert figures.standing == ({"transport": 2}, 0)
+    resolution = resolution_rows({"letter_id": ["a"], "resolution": "parked"}, CONTEXT)
+    for number, rows in enumerate((letter(CONTEXT), resolution, accounts(CONTEXT, acked=1)), 2):
+        store(tmp_path, [rows])
+        figures.refresh()
+        assert figures.standing == ({"transport": number}, 0)
+
+
+def test_a_reading_comes_a_second_after_the_last(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    figures, times = followed(tmp_path), iter([0.0, 0.0, 0.999, 1.0, 1.0, 1.5])
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=times.__next__))
+    seen = []
+    for _ in range(4):
+        store(tmp_path, [accounts(CONTEXT, acked=1)])
+        seen.append((figures.refresh(), figures.rows["acked"]))
+    assert seen == [(True, 1), (False, 1), (True, 3), (False, 3)]
 
 
 def test_what_killed_attempts_sent_is_the_same_in_metrics_and_views(tmp_path):
@@ -269,6 +299,20 @@ def test_metrics_are_the_sums(tmp_path):
     latencies = values["rocket_sink.send.latency"]
     assert latencies["broker-a", "0.5"] == pytest.approx(0.002, rel=0.02)
     assert {of for broker, of in latencies if broker == "broker-a"} == {"0.5", "0.95", "0.99"}
+
+
+def test_each_ledger_has_its_metrics_once(tmp_path, monkeypatch):
+    registered, reached = [], []
+    monkeypatch.setattr(live, "_followed", {})
+    monkeypatch.setattr(live, "register", lambda meter, followed: registered.append(followed))
+    monkeypatch.setattr(LiveFigures, "reach", lambda figures, _: reached.append(figures.place))
+    one, two = (resolve_path(tmp_path / name) for name in ("one", "two"))
+    for place in (one, two, one):
+        live.observe(place)
+    assert reached == [one] and [list(followed) for followed in registered] == [[one, two]]
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
+    live.observe(resolve_path(tmp_path / "three"))
+    assert len(live._followed) == 2
 
 
 def test_rows_are_counted_from_zero_on(tmp_path):

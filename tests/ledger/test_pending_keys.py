@@ -1,10 +1,12 @@
 """Held keys are released when the ledger has no pending dead letters of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
@@ -159,6 +161,36 @@ def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(tmp
         ids = resent["letter_id"].to_pylist()
         ledger.append(JAVALESS, resolution_rows({"letter_id": ids, "resolution": "resent"}, ctx))
         assert release(JAVALESS, place) == gone
+
+
+def test_an_erasure_takes_keys_from_notes_of_attempts_that_died(tmp_path):
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
+    keys, ctx = PendingKeys(place), context(epoch=2)
+    ledger.append(JAVALESS, letter(ctx, sharding_key="b"), accounts(ctx, dead=1))
+    keys.note(context(epoch=3), {"t": {"a", "b"}, "u": {"a"}, "v": set()})
+    assert release(JAVALESS, place, erased={"t": {"a", "b"}}) == 1
+    assert keys.held_for(context(epoch=9)) == {"t": {"b"}, "u": {"a"}}
+
+
+def test_names_of_notes(tmp_path):
+    """Names of the longest ids fit; other names are nobody's; a damaged note is named."""
+    place = resolve_path(tmp_path)
+    keys, store = PendingKeys(place), NoteStore(place, "pending")
+    keys.note(context(), {"t": []})
+    assert store.names() == []
+    most = 2**63 - 1
+    longest = {"query_id": "q" * 300, "run_id": "r" * 300, "epoch": most, "task_attempt_id": most}
+    keys.note(context(**longest, partition=2**31 - 1), {"t": {"a"}})
+    keys.note(context(partition=None), {"t": {"b"}})
+    for name in ("q~1~0", "q~1~0~run~10.x", "q~1~x~run.10.x"):
+        store.write(name, {"t": ["c"]})
+    assert keys.held_for(context(query_id="other")) == {"t": {"a", "b"}}
+    store.write("q~1~0~run.10.x", {"t": ["d"]})
+    path = store.where("q~1~0~run.10.x")
+    Path(path).write_text("{")
+    with pytest.raises(LedgerError, match=f"{path} cannot be read .* Delete it when") as damaged:
+        keys.held_for(context(query_id="other"))
+    assert damaged.value.path == path
 
 
 def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(tmp_path):

@@ -65,7 +65,7 @@ def consumed(**changes: Any) -> dict[str, Any]:
         "topic": "flights", "messages": 100, "waiting": 0, "deleted": 0, "oldest": None,
         "query_id": "5b2f", "last_epoch": 42, "first_waiting": None, "epochs_waiting": 0,
     }  # fmt: skip
-    return {"consumption": Consumption("boarding", [], [QueryConsumption(**values | changes)])}
+    return {"consumption": Consumption("boarding", 0, [], [QueryConsumption(**values | changes)])}
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [

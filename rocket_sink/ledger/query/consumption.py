@@ -59,7 +59,7 @@ class QueryConsumption(ConsumptionSums):
         """Return up to which epoch the group has consumed the messages, as a sentence."""
         name, query = clean(group, max_chars=80), clean(self.query_id, max_chars=80)
         of = f"of {clean(self.topic, max_chars=80)} by the query {query}"
-        if self.first_waiting is None or self.oldest is None:
+        if self.first_waiting is None:
             all_of_them = f"{counted(self.messages, 'message')} {of}"
             text = f"The group {name} is past all {all_of_them}, up to epoch {self.last_epoch:,}"
             lost = f", but {self.deleted:,} of them were deleted before the group came to them"
@@ -80,9 +80,9 @@ class Consumption:
     messages."""
 
     group: str
+    without_offset: int
     queues: list[QueueConsumption] = field(default_factory=list)
     queries: list[QueryConsumption] = field(default_factory=list)
-    without_offset: int = 0
     without_broker: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -114,7 +114,7 @@ def consumption(read: Scoped, group: str, options: SinkOptions | None) -> Consum
         f"SELECT {columns}, {count} {stored} AND {has_offset} GROUP BY topic, broker_name, queue_id"
     )
     (others,) = read(f"SELECT {count} {stored} AND NOT ({has_offset})")
-    result = Consumption(group, without_offset=others["n"] or 0)
+    result = Consumption(group, others["n"] or 0)
     if not queues:
         return result
     sums = {(row["topic"], row["broker"], row["queue_id"]): row["n"] for row in queues}

@@ -46,7 +46,7 @@ _COLUMNS: Final = {
         "rtt_p99_ms",
     ),
     ISOLATION: ("run_id", "broker_name", "cause", "isolated_until"),
-    EPOCH: ("run_id", "complete", *OUTCOMES, "duplicates_possible"),
+    EPOCH: ("run_id", *OUTCOMES, "duplicates_possible"),
     DEAD_LETTER: ("run_id",),
     RESOLUTION: ("run_id",),
 }  # fmt: skip
@@ -150,9 +150,8 @@ class LiveFigures:
         if self.run_id is not None:
             rows = rows.filter(pc.field("run_id") == self.run_id)
         if kind == EPOCH:
-            accounts = rows.filter(pc.field("complete").is_valid())
             for outcome in OUTCOMES:
-                self.rows[outcome] += _sum(accounts[outcome])
+                self.rows[outcome] += _sum(rows[outcome])
             # A confirmation has the duplicates that no task has counted.
             self.duplicates_possible += _sum(rows["duplicates_possible"])
         elif kind == SEND:

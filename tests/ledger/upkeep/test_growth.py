@@ -373,9 +373,16 @@ def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth):
     growth.grow()
     assert settled_since(growth.place, version) == set()
     log = Path(growth.place.root, "_delta_log")
-    (log / f"{version + 1:020}.json").write_text("{")
-    with pytest.raises(LedgerError, match=f"cannot read what was settled .* version {version}: "):
-        settled_since(growth.place, version)
+    add = {"path": "kind=resolution/x.parquet", "partitionValues": {"kind": "resolution"}}
+    file = Path(growth.place.root, add["path"])
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"no rows")
+    for line in ("{", json.dumps({"add": add}), json.dumps({"add": {**add, "dataChange": True}})):
+        (log / f"{version + 1:020}.json").write_text(line)
+        text = f"cannot read what was settled .* version {version}: "
+        with pytest.raises(LedgerError, match=text) as unread:
+            settled_since(growth.place, version)
+        assert unread.value.path == growth.place.uri
     (log / f"{version:020}.json").unlink()
     with pytest.raises(LedgerError, match="no longer reaches back"):
         settled_since(growth.place, version)
