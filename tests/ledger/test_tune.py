@@ -2,6 +2,8 @@
 
 import datetime as dt
 import io
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rocket_sink.ledger.tune.suggest import (
     RECORDED,
     Candidate,
     Suggestion,
+    SuspicionFigures,
     Tuning,
     profiles,
     suspicions,
@@ -63,6 +66,7 @@ def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
 
 SLOW = [(10.0 + n, "slow", 600.0) for n in range(6)]
 QUICK = [(9.5 + n, "quick", 2.0) for n in range(7)]
+END = (99.0, "quick", 1.0)
 MIXED = sorted([*SLOW, *QUICK])
 
 
@@ -99,10 +103,25 @@ def test_hosts_have_tables_of_their_own():
     assert replay(apart, PROFILES["5.x"]).moved == 0
 
 
-def test_a_broker_whose_answers_are_old_takes_no_messages():
-    for pause_s, moved in ((59.0, 1), (61.0, 0)):
-        rows = [(0.0, "quick", 2.0), (pause_s, "slow", 600.0), (pause_s + 0.9, "slow", 600.0)]
-        assert replay(attempts(*rows), PROFILES["5.x"]).moved == moved
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # A broker whose last answer is older than a minute takes no messages.
+        ([(0.0, "quick", 0.0), (59.0, "slow", 600.0), (60.0, "slow", 600.0)], (1, 1, 2.0)),
+        ([(0.0, "quick", 0.0), (59.0, "slow", 600.0), (60.125, "slow", 1.0)], (0, 1, 2.0)),
+        # An isolation begins with the answer, and ends two seconds later.
+        ([(0.0, "quick", 2.0), (0.0, "slow", 625.0), (0.5, "slow", 1.0), END], (0, 1, 2.0)),
+        ([(0.0, "quick", 2.0), (0.0, "slow", 625.0), (0.625, "slow", 1.0)], (1, 1, 2.0)),
+        ([(0.0, "quick", 2.0), (0.0, "slow", 625.0), (2.5, "slow", 1.0)], (1, 1, 2.0)),
+        ([(0.0, "quick", 2.0), (0.0, "slow", 625.0), (2.625, "slow", 1.0)], (0, 1, 2.0)),
+        # Answers to requests that were on their way extend it.
+        ([(0.0, "slow", 625.0), (0.5, "slow", 1500.0), END], (0, 1, 3.375)),
+        ([(0.0, "slow", 625.0), (2.0, "slow", 625.0), END], (0, 2, 4.0)),
+    ],
+)
+def test_when_messages_move(rows, expected):
+    replayed = replay(attempts(*rows), PROFILES["5.x"])
+    assert (replayed.moved, replayed.isolations, replayed.isolated_s) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,7 +154,10 @@ FULL = SinkOptions().request_max_messages
         (501.0, FULL, BYTES // 4 + 1, {"requestMaxBytes": str(max(65_536, (BYTES // 4 + 1) // 2))}),
         (500.0, FULL, BYTES // 4 + 1, {}),
         (501.0, FULL, BYTES // 4, {}),
+        (500.0, FULL, BYTES // 4, {}),
         (500.0, FULL, BYTES // 4 - 1, {"requestMaxMessages": str(4 * FULL)}),
+        (1.0, math.ceil(0.9 * FULL), 100, {"requestMaxMessages": str(4 * FULL)}),
+        (1.0, math.ceil(0.9 * FULL) - 1, 100, {}),
         (1.0, FULL // 2, 100, {}),
         (501.0, 2, BYTES, {"requestMaxBytes": str(max(65_536, BYTES // 2))}),
         (501.0, 1, BYTES, None),  # A message alone is no batch.
@@ -163,6 +185,9 @@ def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves
     replayed = replay(recorded, PROFILES["5.x"])
     assert sorted(replayed.latency_ms) == [1.0, 1.0, 1001.0], "the second failure did not happen"
     assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 10.0)
+    late = np.array([False, True, False])
+    both = attempts((0.0, "a", 15_000.0), (0.0, "a", 16_000.0), (99.0, "b", 1.0), isolates=late)
+    assert replay(both, PROFILES["5.x"]).isolated_s == 30.0, "the failure ends within the slowness"
 
 
 def test_what_failed_for_good_is_in_no_latency():
@@ -175,18 +200,31 @@ def test_what_failed_for_good_is_in_no_latency():
     assert replayed.percentile(0.5) is None
 
 
-def test_a_group_stands_for_its_percentiles():
-    group = attempts(
-        (0.0, "a", 40.0), messages=np.array([100]), frames=np.array([100]),
-        group_ms=np.array([[1.0, 10.0, 20.0]]),
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("frames", "group_ms", "expected"),
+    [
+        (100, [1.0, 10.0, 20.0], [1.0, 10.0, 20.0, 40.0]),
+        (2, [1.0, 10.0, 20.0], [1.0, 10.0, 20.0, 40.0]),
+        (100, [np.nan] * 3, [40.0] * 4),
+    ],
+)
+def test_a_group_stands_for_its_percentiles(frames, group_ms, expected):
+    values = {"messages": np.array([100]), "frames": np.array([frames])}
+    group = attempts((0.0, "a", 40.0), **values, group_ms=np.array([group_ms]))
     replayed = replay(group, None)
-    assert [replayed.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == [
-        1.0,
-        10.0,
-        20.0,
-        40.0,
-    ]
+    assert [replayed.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == expected
+    assert replay(replace(group, messages=np.array([0])), None).percentile(0.5) is None
+
+
+def test_a_group_that_moves_takes_the_time_of_one_answer():
+    moved = attempts(
+        (0.0, "quick", 2.0), (0.0, "slow", 600.0), (1.0, "slow", 600.0),
+        frames=np.array([1, 1, 100]), messages=np.array([1, 1, 100]),
+        group_ms=np.array([[np.nan] * 3, [np.nan] * 3, [500.0] * 3]),
+    )  # fmt: skip
+    replayed = replay(moved, PROFILES["5.x"])
+    assert replayed.latency_ms.tolist() == [2.0, 2.0, 600.0]
+    assert (replayed.moved, replayed.weight[-1]) == (100, 102)
 
 
 def test_candidates_move_the_first_class_that_isolates():
@@ -211,22 +249,91 @@ def test_suspicion_tells_false_alarms_from_trouble():
     assert figures[500].late_share == 0
     assert figures[500].troubles == 2
     assert figures[500].sooner_s == pytest.approx(4.5 + 2.5)
+    assert [*figures] == [50, 100, 250, 500, 1000, 2000]
+    failed_at_500 = replace(recorded, rtt_ms=np.where(failed, 500.0, 1.0))
+    assert [row.troubles for row in suspicions(failed_at_500)] == [1, 1, 1, 0, 0, 0]
 
 
-def test_a_broker_that_is_always_slow_is_in_no_trouble():
-    recorded = attempts(*[(float(n), "far", 700.0) for n in range(100)])
-    assert {suspicion.troubles for suspicion in suspicions(recorded)} == {0}
+@pytest.mark.parametrize(("slowest_ms", "troubles"), [(700.0, 0), (2800.0, 0), (2801.0, 1)])
+def test_a_broker_that_is_always_slow_is_in_no_trouble(slowest_ms, troubles):
+    """An answer is unusual if it takes more than four times the broker's p95."""
+    recorded = attempts(*[(float(n), "far", 700.0) for n in range(99)], (99.0, "far", slowest_ms))
+    assert {suspicion.troubles for suspicion in suspicions(recorded)} == {troubles}
     failed = np.ones(2, bool)
     recorded = attempts(*SLOW[:2], stored=~failed, isolates=failed)
     assert {suspicion.late_share for suspicion in suspicions(recorded)} == {0.0}
 
 
 def test_bytes_are_in_flight_from_their_process_until_the_answer():
-    rows = [(0.0, "a", 1000.0), (0.5, "a", 1000.0), (1.0, "a", 1.0)]
+    rows = [(0.0, "a", 1000.0), (0.5, "a", 1000.0), (1.0, "a", 1.0), (5.0, "a", 1.0)]
     recorded = attempts(
-        *rows, wait_ms=np.array([1000.0, 0.0, 0.0]), process=np.array([0, 0, 1])
+        *rows, wait_ms=np.array([1000.0, 0.0, 0.0, 0.0]), process=np.array([0, 0, 1, 0])
     )  # fmt: skip
-    assert recorded.bytes_in_flight().tolist() == [200, 100, 100]
+    assert recorded.bytes_in_flight().tolist() == [200, 100, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("parts", "suspect_ms", "depends_on"),
+    [
+        ([(1.0, 999), (300.0, 1)], 50, 1),
+        ([(1.0, 998), (300.0, 2)], 500, 1),
+        ([(3000.0, 10)], 2000, 1),
+        ([(1.0, 9_999)], 50, 9),
+        ([(1.0, 10_000)], 50, None),
+    ],
+)
+def test_few_usual_requests_may_be_suspected(monkeypatch, parts, suspect_ms, depends_on):
+    """A thousandth of them, and p99.9 depends on as many."""
+    rows = [(0.0, "a", ms) for ms, count in parts for _ in range(count)]
+    monkeypatch.setattr(suggest, "read_attempts", lambda *_: attempts(*rows))
+    done: list[int] = []
+    query: Any = None
+    tuning = tune(query, "ledger", Scope(), progress=done.append)
+    assert [row.suspect_after_ms for row in tuning.suspicion if row.suggested] == [suspect_ms]
+    note = f"p99.9 depends on only {depends_on} of these attempts"
+    assert tuning.note.startswith(note) if depends_on else tuning.note == ""
+    assert done == list(range(1, 1 + len(profiles()))) and not tuning.limited
+
+
+@pytest.mark.parametrize(
+    ("best_ms", "now_ms", "troubles", "advice"),
+    [
+        (500, 500, 9, "suspectAfterMs: 0.50% of the usual requests took longer than it"),
+        (500, 100, 0, "0.10% of the usual requests took longer than 100 ms, 0.50% longer than"),
+        (100, 500, 7, "0.10% of the usual requests took longer; 7 failures and delays are noticed"),
+        (100, 500, 0, "suspectAfterMs: no broker was in trouble"),
+        (100, 99, 0, "0.10% of the usual requests took longer than 99 ms, 0.10% longer than"),
+    ],
+)  # fmt: skip
+def test_advice_on_suspicions(best_ms, now_ms, troubles, advice):
+    figures = [SuspicionFigures(ms, ms / 100_000, troubles, 0.0) for ms in (100, 500)]
+    best, options = figures[best_ms == 500], SinkOptions.parse(suspectAfterMs=now_ms)
+    (item,) = suggest._suspicion_option(figures, best, options)
+    assert (item if isinstance(item, str) else item.reason).startswith(advice)
+    if isinstance(item, Suggestion):
+        assert (item.option, item.value) == ("suspectAfterMs", str(best_ms))
+        assert ("400 ms sooner" in item.reason) == (now_ms == 500)
+
+
+@pytest.mark.parametrize(("name", "value"), [("4.x", "4.x"), ("from 100 ms", "100:2000")])
+def test_advice_on_the_table(name, value):
+    default = Candidate(DEFAULT, "", 3, 0.0, 0, 1.0, 1.0, 900.4, 1.0)
+    best = Candidate(name, "100:2000", 1200, 0.0, 0, 1.0, 1.0, 99.6, 1.0)
+    reason = "p99.9 100 ms instead of 900, 1,200 isolations instead of 3"
+    (item,) = suggest._table_option([default, best], best)
+    assert item == Suggestion("faultTable", value, reason)
+
+
+def test_the_tables_that_are_shown():
+    candidate = Candidate(DEFAULT, "", 2, 4.06, 4, 1.0, 2.0, 3.0, 4.0, suggested=True)
+    suspicion = SuspicionFigures(50, 0.0123456, 2, 7.06)
+    tuning = Tuning("ledger", Scope(), 1, None, None, False, [candidate], [suspicion],
+                    [Suggestion("a", "1", "why")], ["b: why not: c"])  # fmt: skip
+    rows = [comparison.rows for comparison in tuning.comparisons]
+    assert rows == [
+        [(DEFAULT, 2, 4.1, 4, 1.0, 2.0, 3.0, 4.0, "<- suggested")], [(50, 1.235, 2, 7.1, "")]
+    ]  # fmt: skip
+    assert tuning.reasons == [("keep", "b", "why not: c"), ("set", "a=1", "why")]
 
 
 def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path):
@@ -254,6 +361,34 @@ def test_without_answers_there_is_no_advice_on_the_window(tmp_path):
 
 
 WINDOW = SinkOptions().max_in_flight_bytes
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "rtt_ms", "share", "advice"),
+    [
+        ([0, 0, 30, 30], 10, 0.45, 2),
+        ([0, 0, 30, 30], 10, 0.44, "but for a turn"),
+        ([0, 0, 30, 30], 10, 1.0, 4),
+        ([0, 0, 0, 30], 10, 0.45, "do not wait"),
+        ([0, 0, 21, 21], 10, 0.45, 2),
+        ([0, 0, 20, 20], 10, 0.45, "do not wait"),
+        ([0, 0, 1.5, 1.5], 0.1, 0.45, 2),
+        ([0, 0, 1.0, 1.0], 0.1, 0.45, "do not wait"),
+        # One of two waiting requests finds a full window.
+        ([0, 0, 30, 35], 10, 0.45, 2),
+    ],
+)
+def test_advice_on_the_window(waits_ms, rtt_ms, share, advice):
+    """Each of four requests has this share of the window."""
+    sent = attempts(
+        *[(0.0, "a", rtt_ms)] * 4, wait_ms=np.array(waits_ms, "float64"),
+        bytes=np.full(4, math.ceil(share * WINDOW)),
+    )  # fmt: skip
+    (item,) = suggest._window(sent, SinkOptions())
+    if isinstance(advice, int):
+        assert isinstance(item, Suggestion) and item.value == str(advice * WINDOW)
+    else:
+        assert isinstance(item, str) and advice in item
 
 
 @pytest.mark.parametrize("size", [WINDOW, 2 * WINDOW])

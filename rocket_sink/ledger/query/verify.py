@@ -108,7 +108,6 @@ class StoredPlaces:
     def _insert(self, rows: pa.Table, table: str) -> None:
         self._session.register("rows", rows)
         self._session.execute(f"INSERT INTO {table} SELECT * FROM rows")
-        self._session.unregister("rows")
 
     def compare(
         self, query: Query, topic: str, hidden: HiddenCopies, query_id: str | None = None
