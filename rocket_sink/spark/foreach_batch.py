@@ -53,7 +53,14 @@ from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
-from rocket_sink.spark.context import StreamRun, id_settings, run_context, run_of, watched_stages
+from rocket_sink.spark.context import (
+    PENDING,
+    StreamRun,
+    id_settings,
+    run_context,
+    run_of,
+    watched_stages,
+)
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.plans import frame_facts, planned_facts
 from rocket_sink.spark.session_checks import (
@@ -65,7 +72,7 @@ from rocket_sink.spark.session_checks import (
     over_budget,
     refuse_chance,
     refused_runs,
-    tell_unrecorded,
+    unrecorded_by,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import TransactionCommitter
@@ -85,7 +92,7 @@ _NO_FILES: Final = (
 def _send_rows(
     options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
     batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
-    sequence: int | None, planned: Mapping[str, str],
+    sequence: int | None, planned: Mapping[str, str], unrecorded: str,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`. All rows of the
     append have its number `sequence` in the table's order."""
@@ -100,7 +107,7 @@ def _send_rows(
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
         options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
-        settings=id_settings(planned),
+        settings=replace(id_settings(planned), unrecorded_epoch=unrecorded),
     ) as runner:  # fmt: skip
         for batch in batches:
             runner.feed(batch, plan)
@@ -116,12 +123,14 @@ class _Start(NamedTuple):
         run: Spark's id of the run; empty if it is not known.
         ledger_id: Delta's id of the ledger's table.
         token: by which tasks check the ledger.
+        unrecorded: epoch of which an earlier run left no record here (`unrecorded_by`), or empty.
     """
 
     run: str
     place: LedgerPath
     ledger_id: str = ""
     token: LedgerToken | None = None
+    unrecorded: str = ""
 
 
 @dataclass
@@ -178,11 +187,12 @@ class BatchWriter:
         """
         session, stream = df.sparkSession, run_of(df)
         query, run = self._query_of(session, stream), stream.run_id
-        start = self._starts.get(query)
+        start, unrecorded = self._starts.get(query), ""
         if start is None or start.run != run:
             if stream.query_id:
-                of_run = session, stream.query_id, run, session.conf
-                tell_unrecorded(self._options, *of_run, "foreachBatch")
+                pending = session.conf.get(PENDING, "") or ""
+                of_run = session, stream.query_id, run, pending
+                unrecorded = unrecorded_by(self._options, *of_run, "foreachBatch")
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.
@@ -200,7 +210,7 @@ class BatchWriter:
             return
         # Without a run's id each epoch counts as a start, because nothing tells a restart.
         if start is None or not start.run:
-            start = self._start(session, run, on_driver=True)
+            start = self._start(session, run, on_driver=True)._replace(unrecorded=unrecorded)
         place = start.place
         transactions = self._transactions(session)
         is_new = start is not self._starts.get(query)
@@ -223,7 +233,7 @@ class BatchWriter:
             append = begin_append(session, place, txn_app_id(query), epoch)
             sent = self._send(
                 df, "foreach_batch", epoch, query, run or query, group, append, again=again,
-                token=start.token,
+                token=start.token, unrecorded=start.unrecorded,
             )  # fmt: skip
         if transactions is not None:
             transactions.finish(query, epoch)
@@ -354,6 +364,7 @@ class BatchWriter:
     def _send(
         self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = "",
         append: Append | None = None, *, again: bool = False, token: LedgerToken | None = None,
+        unrecorded: str = "",
     ) -> _Sent:  # fmt: skip
         """Send the frame's rows, and append the results to the ledger."""
         session = df.sparkSession
@@ -363,7 +374,7 @@ class BatchWriter:
         is_once = self._options.delivery == "effectively_once"
         send = partial(
             _send_rows, with_task_rate(self._options, session), plan, lane, epoch, query, run,
-            check_group=group, again=again, token=token,
+            check_group=group, again=again, token=token, unrecorded=unrecorded,
             sequence=append.sequence if append is not None else None,
             planned=planned_facts(df, is_write=lane == "batch") if is_once else {},
         )  # fmt: skip

@@ -230,7 +230,8 @@ def refuse_query(
         settings = query.sparkSessionForStream().conf()
         _tell_tasks(query, settings, is_late=is_late)
         if options is not None:
-            tell_unrecorded(options, session, query_id, query.runId().toString(), settings)
+            of_run = session, query_id, query.runId().toString(), settings.get(PENDING, "")
+            settings.set(UNRECORDED, unrecorded_by(options, *of_run))
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -295,33 +296,29 @@ def _tell_tasks(query: Any, settings: Any, *, is_late: bool) -> None:
         settings.set(PENDING, str(last_begun))
 
 
-def tell_unrecorded(
-    options: SinkOptions, session: Any, query_id: str, run_id: str, settings: Any, lane: str = ""
-) -> None:
+def unrecorded_by(
+    options: SinkOptions, session: Any, query_id: str, run_id: str, pending: str, lane: str = ""
+) -> str:
     """Note the start of a run of a streaming query in its ledger. If an earlier run has begun the
-    pending epoch, and the ledger has no record of that run, warn and let the tasks know.
+    `pending` epoch, and the ledger has no record of that run, warn and return that epoch.
 
     Another `appId` gives the query's rows other ids, and other names in the ledger. A killed epoch
     of foreachBatch or `ledgerVia=spark` leaves records that only these two look at. So a query that
     got another appId, lane or `ledgerVia` starts anew here, also if it had it before. A ledger that
     was restored from a backup lacks the epochs that have ended since.
 
-    Args:
-        settings: those of the query's own session.
-        lane: "foreachBatch"; empty for the other lanes, which leave records in one way.
-    """
+    `lane` is "foreachBatch", or empty for the other lanes, which leave records in one way."""
     if not options.ledger:
-        return
-    place, pending = resolve_path(options.ledger), settings.get(PENDING, "")
+        return ""
+    place = resolve_path(options.ledger)
     way = f"{options.app_id}~{lane or options.ledger_via}"
     epoch = unrecorded_epoch(place, query_id, run_id, way, pending)
     query = options.app_id or query_id
     if pending > "0" and epoch != pending and _lacks(session, place, query, int(pending) - 1, lane):
         epoch = pending
-    # The query may have a second sink with a ledger of its own, which has set its own epoch.
-    settings.set(UNRECORDED, epoch)
     if pending and epoch == pending:
         _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)
+    return epoch
 
 
 def _lacks(session: Any, place: LedgerPath, query: str, epoch: int, lane: str) -> bool:

@@ -2,11 +2,12 @@
 
 import json
 import shutil
-import threading
 import time
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Event, Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,6 +16,7 @@ import pytest
 from pyspark import TaskContext
 
 from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.spark import foreach_batch, session_checks
 from rocket_sink.spark.plans import plan_digest
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
@@ -87,7 +89,7 @@ class World:
 
     def fail(self, partitions: int, body: str = "n AS body") -> None:
         sent = len(self.cluster.messages("t"))
-        threading.Thread(target=self._await_rows, args=(sent,), daemon=True).start()
+        Thread(target=self._await_rows, args=(sent,), daemon=True).start()
         with pytest.raises(Exception, match="broken"):
             self.run(partitions, body, fails=True)
 
@@ -207,3 +209,37 @@ def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(world, del
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
     world.run(2)
     world.check_doubles()
+
+
+def test_two_sinks_in_threads_know_their_own_pending_epochs(spark, cluster, tmp_path, monkeypatch):
+    """The sink with the new ledger looks first; neither sends before the other has looked."""
+    real, both, looked = session_checks.unrecorded_epoch, Barrier(2, timeout=60), Event()
+
+    def look(place: Any, *facts: str) -> str:
+        assert place.uri.endswith("new") or looked.wait(60)
+        epoch = real(place, *facts)
+        looked.set()
+        return epoch
+
+    def write(ledgers: list[str]) -> None:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / "rows.txt").write_text("1\n2")
+        rows = spark.readStream.text(str(tmp_path / "in")).withColumnRenamed("value", "body")
+        name_server, folders = cluster.name_server, [str(tmp_path / name) for name in ledgers]
+        sinks = [RocketSink(nameServer=name_server, topic="t", ledger=each) for each in folders]
+
+        def send(frame: Any, epoch: int) -> None:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda sink: sink.write_batch(frame, epoch), sinks))
+            assert len(sinks) == 2, "broken"
+
+        run(rows.writeStream.foreachBatch(send), tmp_path / "checkpoint")
+
+    with pytest.raises(Exception, match="broken"):
+        write(["known"])
+    monkeypatch.setattr(session_checks, "unrecorded_epoch", look)
+    monkeypatch.setattr(foreach_batch, "check_reachable", lambda *_: both.wait())
+    write(["new", "known"])
+    select = "SELECT duplicates_possible AS rows FROM epochs"
+    counts = [view_rows(Ledger(str(tmp_path / name)).path, select) for name in ("new", "known")]
+    assert [[row.rows for row in rows] for rows in counts] == [[2], [0]]
