@@ -111,6 +111,7 @@ class MessageError(RocketSinkError):
     outcome: ClassVar[Outcome] = Outcome.NOT_SENT
     retriable: ClassVar[bool] = False
     isolates: ClassVar[Isolate] = Isolate.NOTHING
+    fatal: ClassVar[bool] = False
 
     def about(self, topic: Any, keys: Any, body: Any) -> MessageError:
         """Return the error with these facts of the message; values of wrong types are left out."""

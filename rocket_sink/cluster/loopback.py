@@ -53,19 +53,20 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
                     if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
                         # `ZipInfo` has a fixed date by default, so equal classes give equal bytes.
                         copies.writestr(zipfile.ZipInfo(name), copy)
-    for folder in (jars[0].parent, home):
-        path = folder / "loopback.jar"
-        try:
-            # Do not write an equal file again: its new time would make CDS archives useless.
-            if not path.is_file() or path.read_bytes() != content.getvalue():
-                part = folder / f"loopback-{uuid.uuid4().hex}.part"
-                part.write_bytes(content.getvalue())
-                part.replace(path)
-            return path
-        except PermissionError:
-            if folder == home:
-                raise
-    raise AssertionError
+    try:
+        return _write(jars[0].parent, content.getvalue())
+    except PermissionError:
+        return _write(home, content.getvalue())
+
+
+def _write(folder: Path, content: bytes) -> Path:
+    path = folder / "loopback.jar"
+    # Do not write an equal file again: its new time would make CDS archives useless.
+    if not path.is_file() or path.read_bytes() != content:
+        part = folder / f"loopback-{uuid.uuid4().hex}.part"
+        part.write_bytes(content)
+        part.replace(path)
+    return path
 
 
 def on_loopback(data: bytes) -> bytes | None:

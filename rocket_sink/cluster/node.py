@@ -181,7 +181,6 @@ class Node:
         if self._process is not None:
             # Without a return code, Popen would warn about the running child.
             self._process.returncode = 0
-            self._process = None
 
     def _signal(self, number: signal.Signals) -> None:
         if not self.alive:

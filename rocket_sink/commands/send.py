@@ -136,7 +136,7 @@ def _send_all(options: SinkOptions, messages: Iterator[dict[str, Any]]) -> tuple
                     raise
                 failed += 1
                 _show_failure(number, error)
-                if getattr(error, "fatal", False) or not at_all:
+                if error.fatal or not at_all:
                     break
             except BrokenPipeError:
                 note(f"standard output is closed: {sent:,} sent, what follows is not")

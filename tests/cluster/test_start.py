@@ -143,7 +143,8 @@ def test_what_a_start_needs_is_made(tls, tmp_path, monkeypatch):
     ("change", "keeps", "fails"),
     [({}, True, False), ({"queues": 8}, False, False), ({"version": "5.3.3"}, False, False),
      ({"tls": "enforcing"}, False, False), ({"brokers": 1}, False, False), ({}, True, True),
-     ({"queues": 8}, False, True), ({"dead": 0}, False, False), ({"ready": False}, False, False)],
+     ({"queues": 8}, False, "early"), ({"queues": 8}, False, "late"), ({"dead": 0}, False, False),
+     ({"ready": False}, False, False)],
 )  # fmt: skip
 def test_dead_brokers_are_started_again_if_nothing_else_changes(
     change, keeps, fails, tmp_path, monkeypatch
@@ -171,7 +172,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
         assert runtime is made and popen_options() == {"start_new_session": True}
         assert more["timeout_s"] == layout.START_S
         started = processes(events)
-        if fails and not keeps:
+        if fails == "early":
             raise ClusterError("no port")
         for each in started:
             if each.name not in more["alive"]:

@@ -1,6 +1,8 @@
 """`rocket-sink send` exits 0 only when every message was acknowledged."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -48,8 +50,52 @@ def test_one_refused_message_among_others_exits_1(cluster):
     assert len(bodies(cluster)) == 5
 
 
-def test_a_topic_is_asked_for_before_any_body(cluster):
+def test_a_refusal_that_all_messages_would_meet_ends_it(cluster):
+    cluster.on_send(Answer(1, "check signature failed"), times=None)
+    done = send(cluster, "-t", "orders", "a", "b", code=1)
+    assert "message 0: AUTH_FAILED" in done.err and done.err.endswith("\n0 sent, 1 failed\n")
+
+
+def test_a_topic_is_asked_for_before_any_body(cluster, tmp_path):
     assert "name a topic: -t TOPIC" in send(cluster, "a", code=2).err
+    file = tmp_path / "bodies"
+    file.write_bytes(b"a\r\nb\n")
+    both = send(cluster, "-t", "orders", "--file", str(file), "c", code=2).err
+    assert "give bodies or --file, not both" in both
+    assert send(cluster, "-t", "orders", "--file", str(file)).err == "2 sent\n"
+    assert bodies(cluster) == [b"a", b"b"]
+
+
+def test_each_result_is_a_line(cluster):
+    cluster.on_send(Answer(2, "busy"), times=1)
+    shown = send(cluster, "-t", "orders", "a").out
+    assert re.fullmatch(
+        r"acked  broker-a queue 0 offset 0  \d+\.\d ms  \w{32}  2 attempts\n", shown
+    )
+    cluster.on_send(Answer(13, "no"), times=1)
+    done = send(cluster, "-t", "orders", "--json", "a", "b", code=1)
+    failed, sent = map(json.loads, done.out.splitlines())
+    assert failed.keys() == {"number", "outcome", "code", "error"} and done.err == ""
+    facts = (sent["number"], sent["queueOffset"], sent["broker"], sent["topic"], sent["attempts"])
+    assert facts == (1, 1, "broker-a", "orders", 1) and 0 < sent["latencyMs"] < 600_000
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [('{"a": "ż"}', '{"a": "ż"}'.encode()), ("[1]", b"[1]"), ('"b"', b"b"), ("5", b"")],
+)
+def test_the_body_of_a_line_may_be_json(cluster, value, body):
+    done = send(cluster, "-t", "orders", lines=f'{{"body": {value}}}\n', code=not body)
+    assert bodies(cluster) == [body] * (not done.code)
+    assert done.code == 0 or ("message 0: " in done.err and "INVALID" in done.err)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_without_a_name_server_each_message_would_wait(more):
+    words = ("send", "-n", "127.0.0.1:1", "-t", "orders", *more, "a", "b")
+    done = run_command(*words)
+    assert done.code == 1 and len(done.out.splitlines()) == len(more)
+    assert len(done.err.splitlines()) == 1 - len(more)
 
 
 def test_lines_of_json_may_name_their_topics(cluster):

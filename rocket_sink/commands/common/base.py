@@ -80,7 +80,6 @@ class Command(click.Command):
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example, one command per line, unwrapped."""
-        super().format_epilog(context, formatter)
         if self.example:
             with formatter.section("Example"):
                 for line in self.example.strip().splitlines():

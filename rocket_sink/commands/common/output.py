@@ -285,10 +285,10 @@ class Bar:
         self._rich.start()
         return self
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
         if self._rich is not None:
             self._rich.stop()
-        elif failure[0] is None:
+        elif failure is None:
             seconds = time.monotonic() - self._started_s
             note(f"{self.label}: {self._done:,} in {seconds:.1f} s")
 

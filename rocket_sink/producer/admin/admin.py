@@ -4,7 +4,6 @@ changes a broker. Requests that change a broker's configuration are left out (CV
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -444,18 +443,19 @@ class Admin:
         """Send a request to the queue's master. After a failure retry with a fresh route: once, or
         until the patience ends while the broker is away."""
         until_s = time.monotonic() + self._patience_s
-        for attempt in itertools.count():
+        is_retry = False
+        while True:
             try:
-                route = self.topic_route(queue.topic) if attempt else self._route(queue.topic)
+                route = self.topic_route(queue.topic) if is_retry else self._route(queue.topic)
                 address = _masters(route).get(queue.broker_name)
                 if address is not None:
                     return self._call(queue.broker_name, address, frame, codes)
                 raise NoRouteError(f"broker {queue.broker_name} has no master at present")
             except SendError as error:
-                if attempt and not (is_away(error) and time.monotonic() < until_s):
+                if is_retry and not (is_away(error) and time.monotonic() < until_s):
                     raise
-                time.sleep(_PAUSE_S if attempt else 0)
-        raise AssertionError
+                time.sleep(_PAUSE_S if is_retry else 0)
+            is_retry = True
 
     def _call(self, name: str, address: str, frame: Frame, codes: Collection[int] = ()) -> Frame:
         """Return a successful answer, or one with a code in `codes`; raise an error otherwise."""

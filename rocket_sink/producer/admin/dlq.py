@@ -203,7 +203,7 @@ class Resender:
                 return None
             result = self.send(dead_letter.to_message(topic))
         except (MessageError, SendError) as error:
-            if getattr(error, "fatal", False):
+            if error.fatal:
                 raise
             report.failed += 1
             report.codes[error.code] += 1

@@ -65,7 +65,7 @@ class StoredMessages:
     _found: set[str] = field(default_factory=set)
     _again: deque[Query] = field(default_factory=deque)
     _in_flight: set[Query] = field(default_factory=set)
-    _heard_s: float = 0.0
+    _heard_s: float = field(init=False)
     _last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from rocket_sink.errors import AuthenticationError
 from rocket_sink.message_rules import DLQ_PREFIX
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
@@ -178,16 +179,30 @@ def test_a_letter_without_a_topic_needs_one(cluster, run):
     assert run(to_topic="orders").resent == 1
 
 
-def test_a_failed_letter_holds_back_its_key(cluster, run):
+def test_a_failed_letter_holds_back_its_key(cluster, run, monkeypatch):
     give_up(cluster, 1, __SHARDINGKEY="a")
     give_up(cluster, 2, __SHARDINGKEY="a")
     give_up(cluster, 3)
     cluster.on_send(Answer(13, "no"), times=None)
     report = run()
     assert (report.failed, report.held_back, report.resent) == (2, 1, 0)
-    assert report.codes == {"MESSAGE_ILLEGAL": 2}
+    assert report.codes == {"MESSAGE_ILLEGAL": 2} and not report.settled
     assert "no" in report.failures[0]["error"]
     cluster.behave()
+    cluster.on_send(Answer(1, "check signature failed"))
+    with pytest.raises(AuthenticationError):
+        run()
+    cluster.behave()
+    monkeypatch.setattr(dlq, "FAILURES_MAX", 1)
+    report = run(to_topic="no such!")
+    assert (report.failed, len(report.failures)) == (2, 1)
     assert run().resent == 3
     keyed = [m.body for m in cluster.messages("orders") if "__SHARDINGKEY" in m.properties]
     assert keyed == [b"body 1", b"body 2"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("3", 3), ("\u0663", 0), ("-1", 0), ("", 0)])
+def test_a_counter_of_resends_that_is_no_number_is_zero(text, number):
+    assert dlq.resends_of(StoredMessage("t", b"", properties={RESENDS: text})) == number
+    assert dlq.resends_of(StoredMessage("t", b"")) == 0
+    assert Resender(MagicMock(), print).max_resends == 3

@@ -1,5 +1,6 @@
 """Reading back what was acknowledged a moment ago."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,17 +11,19 @@ import pytest
 from rocket_sink import cli, errors
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import admin as admins
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin, is_away
 from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.stored_check import HIDDEN_TOPICS
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.reading.batch import MessageReader
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.task import dlq_export
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.testing import store as reads
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
+from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
@@ -115,6 +118,98 @@ def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, admin, monke
     assert RequestCode.PULL_MESSAGE not in codes, "an empty queue is not read"
 
 
+def test_copies_of_delayed_messages_wait_until_their_broker_has_come_to_them(
+    cluster, admin, monkeypatch
+):
+    """Each broker has its own position in each level; a timer is late by a minute at most."""
+    cluster.create_topic("t", 1)
+    places = {broker.name: broker.address for broker in cluster.brokers}
+
+    def runtime_info(self, name, address):
+        assert places[name] == address
+        return {"scheduleMessageOffset_2": "1,9"} if name == "broker-b" else {}
+
+    monkeypatch.setattr(Admin, "runtime_info", runtime_info)
+    assert [*admin.hidden_copies("t", 0)] == []
+    for hidden in HIDDEN_TOPICS:
+        cluster.create_topic(hidden, 2)
+    copies = [(broker, HIDDEN_TOPICS[0], {"REAL_TOPIC": topic}) for broker in cluster.brokers
+              for topic in ("t", "t", "u")]  # fmt: skip
+    copies += [
+        (cluster.brokers[0], HIDDEN_TOPICS[1], {"REAL_TOPIC": "t", "TIMER_OUT_MS": str(due_ms)})
+        for due_ms in (10_000, 10_001)
+    ]
+    for number, (broker, hidden, properties) in enumerate(copies):
+        own = {**properties, "UNIQ_KEY": f"ID{number}"}
+        broker.store.append(StoredMessage(hidden, b"", queue_id=1, properties=own))
+    assert dict(admin.hidden_copies("t", 70_000)) == {
+        "ID0": True, "ID1": True, "ID3": False, "ID4": True, "ID6": False, "ID7": True,
+    }  # fmt: skip
+
+
+def test_a_group_that_a_broker_does_not_have_is_made(cluster, monkeypatch):
+    queue, (broker, _) = MessageQueue("ns%orders", "broker-a", 0), cluster.brokers
+    cluster.create_topic("ns%orders", 1)
+    update = RequestCode.UPDATE_CONSUMER_OFFSET
+    broker.on(update, Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST))
+    broker.on(update, Answer(0))
+    with Admin(nameServer=cluster.name_server, namespace="ns") as admin:
+        admin.set_consumer_offset(queue, "billing", 7)
+    first, beat, again = broker.requests
+    assert [first.code, beat.code, again.code] == [update, RequestCode.HEART_BEAT, update]
+    assert first.ext == again.ext and first.ext["consumerGroup"] == "ns%billing"
+    assert (again.ext["commitOffset"], again.ext["queueId"]) == ("7", "0")
+    body = json.loads(bytes(beat.body))
+    assert [group["groupName"] for group in body["consumerDataSet"]] == ["ns%billing"]
+    assert body["clientID"] == "rocket-sink"
+
+
+@pytest.mark.parametrize("empty", [3, 4])
+def test_a_queue_whose_end_is_not_dispatched_is_asked_again(empty, monkeypatch):
+    """Three empty answers are waited for, with pauses that grow."""
+    pauses, answers = [], [*[[]] * empty, [0, 1], [2], [3]]
+    monkeypatch.setattr(admins.time, "sleep", pauses.append)
+
+    def pull(begin, *, max_messages):
+        assert max_messages == 4 - begin
+        answer = answers.pop(0)
+        return answer, begin + len(answer)
+
+    pages = [*admins._pages(0, 4, pull)]
+    ends = [([0, 1], 0, 2), ([2], 2, 3), ([3], 3, 4)] if empty == 3 else []
+    assert pages == [*[([], 0, 0)] * empty, *ends]
+    assert pauses == pytest.approx([0.05, 0.1, 0.15])
+
+
+def test_a_broker_that_is_away_is_waited_for_as_long_as_asked(cluster, monkeypatch):
+    """Without patience it is asked twice: the route may have been old."""
+    cluster.create_topic("t", 1)
+    queue, pauses, moments = MessageQueue("t", "broker-a", 0), [], [0.0]
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        moments[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: moments[0], sleep=sleep)
+    monkeypatch.setattr(admins, "time", clock)
+    for patience_s, expected in ((0, [0]), (1, [0, 0.5, 0.5])):
+        pauses.clear()
+        busy = Answer(ResponseCode.SYSTEM_BUSY, "busy")
+        cluster.on(RequestCode.GET_MAX_OFFSET, busy, times=len(expected) + 1)
+        with Admin(nameServer=cluster.name_server, patience_s=patience_s) as admin:
+            with pytest.raises(errors.BrokerBusyError):
+                admin.max_offset(queue)
+            assert admin.max_offset(queue) == 0
+        assert pauses == expected
+    cluster.on(RequestCode.GET_MAX_OFFSET, Answer(1, "check signature failed"), times=None)
+    with Admin(nameServer=cluster.name_server, patience_s=9) as admin:
+        with pytest.raises(errors.AuthenticationError):
+            admin.max_offset(queue)
+        cluster.behave()
+        monkeypatch.setattr(admin, "topic_route", None)
+        assert admin.max_offset(queue) == 0, "the route is kept"
+
+
 def test_the_brokers_figures_are_texts():
     answer = Frame(0, {}, b'{"table":{"dispatchBehindBytes":"12","bootTimestamp":"1"}}')
     assert decode_runtime_info(answer)["dispatchBehindBytes"] == "12"
@@ -156,6 +251,8 @@ def test_a_topic_that_nobody_may_read_is_opened_by_the_advised_command(cluster, 
     with pytest.raises(errors.PermissionDeniedError, match="may not be read on broker-b") as caught:
         admin.queues("orders")
     assert "topic create orders --permission 'read and write' -n" in caught.value.text
+    facts = {"topic": "orders", "broker_name": "broker-b"}
+    assert facts.items() <= caught.value.facts.items()
     assert len(admin.queues("orders", to_read=False)) == 8
 
 
