@@ -3,6 +3,7 @@
 import datetime as dt
 import errno
 import json
+import os
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -239,5 +240,9 @@ def test_a_ledger_without_hard_links_is_refused(cluster, tmp_path, monkeypatch):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr("os.link", refuse_links)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, mode: mode == os.F_OK)
+        refused = check(cluster, "-l", str(tmp_path / "new"), code=1)["ledger"]
+    assert "is no folder that may be written to" in refused[1]
     findings = check(cluster, "-l", str(tmp_path / "new"), code=1)
     assert "no hard links" in findings["ledger"][1] and not list(tmp_path.iterdir())

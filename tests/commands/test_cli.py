@@ -64,12 +64,35 @@ def test_help_imports_nothing_heavy():
         assert f"  {name} " in done.stdout
 
 
+ANY_TEXT = {
+    "version",
+    "tags",
+    "keys",
+    "sharding_key",
+    "key",
+    "tag",
+    "form",
+    "path",
+    "checkpoint",
+    "group",
+}
+
+
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
 def test_every_command_has_help_with_an_example(path, capsys):
+    """Each option has a text, and few options call their value just TEXT."""
     code, out, _ = run(capsys, *path, "--help")
-    assert code == 0
+    assert code == 0 and "[default: ]" not in out
     example = out.partition("Example:")[2]
     assert f"rocket-sink {' '.join(path)}" in example
+    for option in find(path).params:
+        if isinstance(option, click.Option) and not option.hidden:
+            has_name = option.metavar or option.is_flag or option.type is not click.STRING
+            assert option.help and (has_name or option.name in ANY_TEXT), option.name
+    for number in range(1, len(path)):
+        shown = " ".join(run(capsys, *path[:number], "--help")[1].split())
+        first = find(path).get_short_help_str(limit=1000)
+        assert f" {path[number]} {' '.join(first.split())}" in shown
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
@@ -104,6 +127,7 @@ def test_the_short_help_is_the_commands_own_first_line(name):
         (["transactions", "list"], "--ledger"),
         (["transactions", "settle", "-n", "a:1"], "--ledger"),
         (["tail", "-n", "a:1"], "--topic"),
+        (["tail", "-t"], "rocket-sink tail: option '-t' requires"),
         (["stream", "--format", "rate", "--batch", "--trigger", "1 s"], "not to --batch"),
         (["send", "-n", "a:1", "-t", "no such!", "x"], "'no such!'"),
         (["dlq", "list", "-n", "a:1", "--key", "k"], "give --group"),

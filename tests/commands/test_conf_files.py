@@ -70,20 +70,23 @@ def test_what_a_file_may_look_like(text, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "name", "words"),
     [
-        ("nameServr = a", ["bad.conf: ", "nameServr", "did you mean"]),
-        ("topic = a\n[message]\nTOPIC = b", ["topic", "twice"]),
-        ("just words", ["name = value"]),
+        ("nameServr = a", "nameServr", ["bad.conf: ", "nameServr", "did you mean"]),
+        ("[message]\nnosuch = a", "nosuch", ["bad.conf [message]: ", "nosuch"]),
+        ("topic = a\n[message]\nTOPIC = b", "TOPIC", ["topic", "twice"]),
+        ("just words", None, ["name = value"]),
+        ("\udcff = a", None, ["name = value"]),
     ],
 )
-def test_a_malformed_file_is_explained(text, words, tmp_path):
+def test_a_malformed_file_is_explained(text, name, words, tmp_path):
     path = tmp_path / "bad.conf"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(OptionError) as caught:
         read_conf(path)
     for word in [str(path), *words]:
         assert word in str(caught.value)
+    assert caught.value.facts.get("option") == name
 
 
 def test_a_missing_file_is_an_option_error(tmp_path):

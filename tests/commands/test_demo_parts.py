@@ -294,8 +294,11 @@ def test_only_the_ledger_stays(passed, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("out", "text"), [("", r"thesis\.tex"), ("thesis.tex/out", "name a folder that may be made")]
 )
-def test_a_folder_that_is_not_empty_or_not_there_is_refused(out, text, tmp_path):
+def test_a_folder_that_is_not_empty_or_not_there_is_refused(out, text, tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigurationError, match=text):
         _empty_folder(tmp_path / out)
     assert (tmp_path / "thesis.tex").exists()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert _empty_folder(None).name.startswith("rocket-sink-demo-")
+    assert run_command("demo", "--rows", "336777").code == 2

@@ -23,7 +23,7 @@ from rocket_sink.commands.common.stream_run import (
     run_stream,
     stream_writer,
 )
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.query.live import BrokerSums
 from rocket_sink.ledger.records import in_order
 from tests.docs.checks import check_command
@@ -72,11 +72,13 @@ def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
         return SimpleNamespace(query_id="q", rows_in=3)
 
     monkeypatch.setattr(RocketSink, "write", write)
+    monkeypatch.setattr(stream_run, "time", SimpleNamespace(monotonic=iter([7.0, 10.0]).__next__))
     source: Any = SimpleNamespace(read=lambda spark, streaming: Frame(*columns))
     options = {**OPTIONS, "ordering": ordering}
     report = run_batch(None, source, options, "foreach")  # type: ignore[arg-type]
     assert [frame.parted_by for frame in written] == [parted_by]
     assert (report.query_id, report.rows_read) == ("q", 3)
+    assert (report.epochs, report.seconds) == (1, 3.0)
 
 
 def test_a_batch_in_order_without_a_key_is_refused():
@@ -107,6 +109,24 @@ def test_the_writer_of_a_lane(lane, monkeypatch):
         assert form.return_value.options.call_args_list[0] == call(**texts)
         assert register.call_args == call(spark, ledger="file:/l")
         assert install.call_args.args[0].ledger == "file:/l" and install.call_args.args[1] is spark
+
+
+def test_a_batch_of_the_data_source_counts_its_rows_by_the_way(monkeypatch):
+    frame, register, observation = MagicMock(), MagicMock(), MagicMock()
+    frame.observe.return_value = frame
+    observation.return_value.get = {"rows": 5}
+    monkeypatch.setattr("rocket_sink.spark.datasource.register", register)
+    monkeypatch.setattr("pyspark.sql.Observation", observation)
+    monkeypatch.setattr("pyspark.sql.functions.lit", MagicMock())
+    monkeypatch.setattr("pyspark.sql.functions.count", MagicMock())
+    monkeypatch.setattr(stream_run, "_in_order", lambda sink, frame: frame)
+    source: Any = SimpleNamespace(read=lambda spark, streaming: frame)
+    report = run_batch("spark", source, {**OPTIONS, "maxMessageSize": 9}, "datasource")  # type: ignore[arg-type]
+    options = frame.write.format.return_value.options
+    assert options.call_args == call(nameServer="n:1", topic="t", maxMessageSize="9")
+    assert options.return_value.mode.call_args == call("append")
+    assert options.return_value.mode.return_value.save.called
+    assert register.call_args == call("spark") and report.rows_read == 5
 
 
 @pytest.fixture
@@ -209,6 +229,10 @@ def run_query(
     assert source.read.call_args == call(spark, streaming=True)
     assert writer.option.call_args == call("checkpointLocation", "/ck")
     assert follow.call_args.args[0].root == "/l" and follow.return_value.run_id == "r"
+    assert stream_run._figures({"ledger": ""}) is None
+    for error in (LedgerError("no"), OSError("no")):
+        follow.side_effect = error
+        assert stream_run._figures({"ledger": "/l"}) is None
     return report, writer
 
 
