@@ -164,6 +164,34 @@ def test_a_group_that_a_broker_does_not_have_is_made(cluster, monkeypatch):
     assert body["clientID"] == "rocket-sink"
 
 
+def test_brokers_that_one_of_several_name_servers_shares_are_of_one_cluster(admin, monkeypatch):
+    one, two, three = ({name: {0: f"{name}:1"}} for name in "xyz")
+    answers = {"a:1": one | two, "b:1": two | three, "c:1": {}, "d:1": one}
+    monkeypatch.setattr(admin, "_ask", lambda frame: answers)
+    monkeypatch.setattr(admins.responses, "decode_cluster_info", lambda brokers, name: brokers)
+    assert admin.cluster() == one | two | three
+    del answers["b:1"]
+    answers["d:1"] = three
+    with pytest.raises(errors.NoRouteError, match=r"a:1, c:1, d:1 .* d:1 that of z: take"):
+        admin.cluster()
+
+
+@pytest.mark.parametrize(("expression", "code", "first"), [("*", 0, 1), ("b", 0, 0), ("b", 21, 2)])
+def test_where_a_filter_may_have_left_messages_out(expression, code, first, admin, monkeypatch):
+    """Below the offset that comes with the bytes, a filter may have left messages out."""
+    queue, asked = MessageQueue("t", "broker-a", 0), []
+    data = encode_stored(StoredMessage("t", b"x", queue_offset=1))
+
+    def pull(*told):
+        asked.append(told)
+        return Frame(code, {"nextBeginOffset": "2", "minOffset": "0", "maxOffset": "2"}, data)
+
+    monkeypatch.setattr(admin, "_pull", pull)
+    pulls = [*admin.read_bytes(queue, 0, 2, expression=expression)]
+    assert pulls == [((b"" if code else data, first), 0, 2)]
+    assert asked == [(queue, 0, 2, expression)]
+
+
 @pytest.mark.parametrize("empty", [3, 4])
 def test_a_queue_whose_end_is_not_dispatched_is_asked_again(empty, monkeypatch):
     """Three empty answers are waited for, with pauses that grow."""
