@@ -1,6 +1,7 @@
 """The thread that folds a session's ledgers, and that counts the rows which queries gave to tasks.
 The session is a fake: delta-rs folds a local ledger without Java."""
 
+import math
 import shutil
 import threading
 import time
@@ -20,7 +21,14 @@ from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
-from tests.ledger.values import accounts, context, session, spool_rows, write_spool
+from tests.ledger.values import (
+    accounts,
+    confirmed,
+    context,
+    session,
+    spool_rows,
+    write_spool,
+)
 from tests.producer.waiting import until
 from tests.python import run_python
 
@@ -112,6 +120,66 @@ def test_what_a_confirmation_tells(tmp_path, read, handed, is_again, row):
     assert ledger.new_queries() == []
     ledger.confirm(done(0, 1))
     assert [ledger.new_queries() for _ in range(2)] == [[QUERY], []]
+
+
+def test_when_a_fold_and_an_expiry_are_due(tmp_path, monkeypatch):
+    """Look for an expiry once an hour, however often rows are folded."""
+    now, busy, kept = [100.0], [False], list[Retention]()
+    monkeypatch.setattr(folded, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(folded, "fold", lambda *_, wait_s: SimpleNamespace(busy=busy[0] or wait_s))
+    monkeypatch.setattr(folded, "expire_daily", lambda *of: kept.append(of[2]))
+    ledger = FoldedLedger(session(), resolve_path(tmp_path))
+
+    def due() -> tuple[bool, bool, bool, float]:
+        return ledger.waits, ledger.is_fold_due(), ledger.is_expiry_due(), ledger.next_s
+
+    assert due() == (False, False, False, math.inf)
+    ledger.add(20.0, "", Retention({"send": 1}))
+    ledger.add(10.0, "app", Retention({"send": 2, "epoch": 1}))
+    ledger.await_fold()
+    assert due() == (True, True, False, -math.inf)
+    busy[0] = True
+    assert not ledger.fold() and due() == (True, False, False, 110.0)
+    now[0], busy[0] = 110.0, False
+    assert due() == (True, True, False, 110.0)
+    assert ledger.fold() and due() == (False, False, True, 110.0)
+    ledger.expire()
+    assert due() == (False, False, False, 3710.0) and kept == [Retention({"send": 2, "epoch": 1})]
+    ledger.await_fold()
+    now[0] = 119.0
+    assert due() == (True, False, False, 120.0)
+    assert ledger.fold() and due() == (False, False, False, 3710.0)
+    ledger.add(0.0, "", Retention())
+    busy[0] = True
+    assert not ledger.fold() and ledger.next_s == 120.0
+
+
+def test_the_accounts_of_new_rows(tmp_path):
+    """The first error of an epoch stays. Rows of the spool count on request, and runs end."""
+    ledger = Ledger(tmp_path)
+    ledger.create(session())
+    sums = folded.Accounts(resolve_path(tmp_path))
+    for task, error in enumerate(("", "the first", "the second")):
+        ctx = context(task_attempt_id=task)
+        ledger.append(session(), accounts(ctx, acked=2, first_error=error), confirmed(ctx, 2))
+    ledger.append(session(), accounts(context(epoch=1), complete=False, acked=9))
+    write_spool(tmp_path, context(epoch=2), accounts(context(epoch=2), dead=1))
+    (counts,) = sums.read().items()
+    assert counts[0] == ("run-1", 0) and counts[1]["first_error"] == "the first"
+    assert (counts[1]["rows_in"], counts[1]["acked"], counts[1]["dead"]) == (6, 6, 0)
+    ((key, spooled),) = sums.read(with_spool=True).items()
+    assert key == ("run-1", 2) and spooled["dead"] == 1
+    assert [sums.take("run-1")["rows_in"] for _ in range(2)] == [7, 0]
+
+
+def test_the_newest_epochs_wait_for_a_comparison(tmp_path, monkeypatch):
+    monkeypatch.setattr(folded, "_UNCOUNTED", 2)
+    ledger = FoldedLedger(session(), resolve_path(tmp_path))
+    ledger.begin_run("run-1", is_late=False)
+    write(tmp_path, 0, 5)
+    for epoch in range(4):
+        ledger.confirm(done(epoch, 5))
+    assert ledger.handed_epochs() == [("run-1", 2), ("run-1", 3)]
 
 
 def test_rows_do_not_expire_only_after_a_fold(tmp_path, thread, monkeypatch):

@@ -193,7 +193,9 @@ class FoldedLedger:
         else:
             is_folded = not fold(self._session, self.place, wait_s=0).busy
         if is_folded:
-            self._due_s, self._expiry_s = math.inf, min(self._expiry_s, self._folded_s)
+            self._due_s = math.inf
+            if self._expiry_s == math.inf:
+                self._expiry_s = self._folded_s
         return is_folded
 
     def read_accounts(self, *, with_spool: bool = False) -> dict[Epoch, dict[str, Any]]:
