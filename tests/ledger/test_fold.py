@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,7 @@ from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.table import ensure_table, fold_app_id, last_txn_version
 from rocket_sink.ledger.driver import fold as fold_module
 from rocket_sink.ledger.driver import ledger as ledger_module
-from rocket_sink.ledger.driver.fold import fold
+from rocket_sink.ledger.driver.fold import FoldSummary, fold
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -77,15 +78,48 @@ def tables(tmp_path_factory):
 def test_without_a_spool_there_is_nothing_to_do(tmp_path):
     assert fold(SPARK, str(tmp_path)).folds == 0
     assert not (tmp_path / "_delta_log").exists()
+    with pytest.raises(LedgerError, match="Connect session cannot fold the spool: run `rocket-s"):
+        fold(SimpleNamespace(), str(tmp_path))
 
 
-def test_a_fold_makes_the_table_and_empties_the_spool(tmp_path):
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ([], []), ([3, 3], [[3, 3]]), ([3, 4], [[3], [4]]), ([9, 1, 1], [[9], [1, 1]]),
+        ([1, 1, 1, 1], [[1, 1, 1], [1]]), ([None, 6, None], [[None, 6, None]]),
+    ],
+)  # fmt: skip
+def test_an_append_has_limits(monkeypatch, sizes, shares):
+    """Three files and six bytes; a larger file is alone."""
+    monkeypatch.setattr(fold_module, "FOLD_FILES", 3)
+    files = [SimpleNamespace(size=size) for size in sizes]
+    found = [[file.size for file in share] for share in fold_module._shares(files, 6)]
+    assert found == shares
+
+
+def test_a_fold_waits_for_the_ends_of_queries(tmp_path):
+    spark, waits = session(), list[float]()
+
+    def gone(_: float) -> None:
+        raise RuntimeError("its session is gone")
+
+    folders = {1: SimpleNamespace(await_ended=gone), 2: SimpleNamespace(await_ended=waits.append)}
+    setattr(spark.sparkContext, fold_module.FOLDERS, folders)
+    assert Ledger(tmp_path).sync(spark) == FoldSummary()
+    assert waits == [5.0]
+    fold_module.await_ended_queries(SimpleNamespace())  # of Spark Connect
+
+
+def test_a_fold_makes_the_table_and_empties_the_spool(tmp_path, monkeypatch):
     spool(str(tmp_path), 0)
     spool(str(tmp_path), 1, rows=3)
-    summary = fold(SPARK, str(tmp_path))
-    assert (summary.folds, summary.files, summary.rows) == (1, 2, 5)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.arrow"))
+    with monkeypatch.context() as patch:
+        patch.setattr(fold_module, "time", SimpleNamespace(monotonic=iter([1.0, 3.5]).__next__))
+        summary = fold(SPARK, str(tmp_path))
+    assert summary == FoldSummary(folds=1, files=2, rows=5, bytes=size, duration_ms=2500.0)
     assert partitions(tmp_path) == {0: 2, 1: 3}
-    assert left(tmp_path) == []
+    assert left(tmp_path) == [] and not [*tmp_path.glob("_spool/q-*")]
     assert fold(SPARK, str(tmp_path)).folds == 0
     assert partitions(tmp_path) == {0: 2, 1: 3}
 
@@ -260,8 +294,10 @@ def test_of_two_folds_at_once_one_waits_or_is_told_who_folds(tables, monkeypatch
     waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(SPARK)))
     with a_fold_that_waits(tables) as summaries:
         assert fold(SPARK, str(tables), wait_s=0).busy
-        with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
+        text = rf"folded by process {os.getpid()} on .* for more than 0\.2 s"
+        with pytest.raises(LedgerError, match=text) as busy_error:
             ledger.sync_fully(SPARK, wait_s=0.2)
+        assert busy_error.value.path == str(tables)
         summary = ledger.sync(SPARK, wait_s=0)
         assert summary.busy and summary.holder.startswith(f"process {os.getpid()} on ")
         with monkeypatch.context() as busy:
@@ -298,8 +334,10 @@ def test_a_number_that_another_fold_has_taken_deletes_no_file(tmp_path, monkeypa
     spool(str(tmp_path), 1, rows=3)
     with monkeypatch.context() as stale:
         stale.setattr(fold_module, "last_txn_version", lambda *_: None)
-        with pytest.raises(LedgerError, match="another fold has taken the number 0"):
+        text = "another fold has taken the number 0.* stay in its _spool until"
+        with pytest.raises(LedgerError, match=text) as taken:
             fold(SPARK, str(tmp_path))
+        assert taken.value.path == f"file:{tmp_path}"
     assert partitions(tmp_path) == {0: 2}
     assert len(left(tmp_path)) == 1
     assert fold(SPARK, str(tmp_path)).rows == 3
@@ -386,11 +424,25 @@ def test_a_manifest_of_another_table_holds_nothing_back(tables):
     assert left(tables) == []
 
 
-def test_a_manifest_that_cannot_be_read_is_named(tables):
-    broken = tables / "_notes" / "folds" / "999.json"
-    broken.write_text("{")
-    with pytest.raises(LedgerError, match=r"999\.json"):
+@pytest.mark.parametrize(
+    ("file", "values", "reason"),
+    [
+        ("q-x/0/x.arrow", None, "Expecting"),
+        ("q-x/0/x.arrow", {}, "'files'"),
+        ("q-x/0/x.arrow", {"more": 1}, "unexpected keyword argument 'more'"),
+        ("q-x/0/x.arrow", {"token": "other"}, "it belongs in '7-other'"),
+        ("q-x/0/x.open", {"bytes": 2}, "'q-x/0/x.open' is no spool file"),
+        ("../x.arrow", {"bytes": 2}, r"'\.\./x.arrow' is no spool file"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named(tables, file, values, reason):
+    broken = write_manifest(tables, [file])
+    note = json.loads(broken.read_text())
+    broken.write_text("{" if values is None else json.dumps(values and {**note, **values}))
+    text = f"fold manifest {broken} cannot be read: .*{reason}.* else delete the manifest only"
+    with pytest.raises(LedgerError, match=text) as unread:
         fold(SPARK, str(tables))
+    assert unread.value.path == str(broken)
     broken.unlink()
 
 

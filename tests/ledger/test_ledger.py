@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import datetime as dt
 from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -23,10 +26,11 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.sql import Scope
 from tests.ledger.views import quick_ledger
 
 from .night import at_second as at
-from .values import accounts, attempt, confirmed, context, letter, sends, session
+from .values import accounts, attempt, confirmed, context, letter, sends, session, write_spool
 
 SPARK = session()
 """A session whose appends delta-rs commits; DuckDB reads the views."""
@@ -44,10 +48,85 @@ def ledger(tmp_path_factory):
     return new_ledger
 
 
-def test_notebooks_show_what_needs_no_spark(ledger, tmp_path):
+def test_notebooks_show_what_needs_no_spark(ledger, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "spooled_epochs", lambda _: range(1234))
+        for aside in (0, 5678):
+            patch.setattr(ledger_module, "quarantined", lambda _, aside=aside: range(aside))
+            html = ledger._repr_html_()
+            assert "1,234" in html and ("5,678" in html) == ("put aside" in html) == bool(aside)
     assert "epochs that are not folded yet" in ledger._repr_html_()
     assert "none yet" in Ledger(tmp_path / "<i>none</i>")._repr_html_()
     assert "<i>" not in Ledger(tmp_path / "<i>none</i>")._repr_html_()
+
+
+def test_which_view_a_method_returns(ledger, monkeypatch):
+    read: list[object] = []
+    rows = SimpleNamespace(where=lambda condition: f"rows where {condition}")
+    monkeypatch.setattr(ledger_module, "read_table", lambda *of: read.append(of[2]) or "rows")
+    monkeypatch.setattr(ledger_module.views, "view", lambda rows, name: f"{rows}: {name}")
+    past = ledger.at(7)
+    assert past.path == ledger.path
+    methods = ("sends", "resolutions", "settled", "backfills", "isolations", "epochs", "attempts")
+    assert [getattr(past, name)(SPARK) for name in methods] == [f"rows: {n}" for n in methods]
+    assert past.dead_letters(SPARK) == "rows: pending_letters"
+    assert ledger.dead_letters(SPARK, pending=False) == "rows: letters"
+    assert ledger.transactions(SPARK) == "rows: transactions"
+    monkeypatch.setattr(ledger_module.views, "view", lambda *_: rows)
+    assert ledger.transactions(SPARK, pending=True) == "rows where open"
+    assert read == [7] * 8 + [None] * 3
+
+
+def test_what_a_report_is_asked_for(tmp_path, monkeypatch, caplog):
+    """A past version is read by Spark, and lacks no rows. Naive times are in UTC."""
+    ledger, asked = Ledger(tmp_path), []
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        ledger.report(SPARK)
+    ledger.append(SPARK, accounts(context(), acked=1))
+    ctx = context(epoch=1)
+    write_spool(ledger.path, ctx, letter(ctx), accounts(ctx, dead=1))
+    monkeypatch.setattr("rocket_sink.ledger.report.figures", lambda *of, **more: (of, more))
+    monkeypatch.setattr(ledger_module, "read_table", lambda *of: asked.append(of[2]))
+    monkeypatch.setattr(ledger_module.views, "reader", lambda _: "by Spark")
+    naive = dt.datetime(2026, 3, 1, 12)
+    aware = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=8)))
+    options: Any = "options"
+    wanted = {"group": "g", "options": options, "epochs": 3}
+    of, more = ledger.at(0).report(
+        SPARK, query="q", since=naive, until=aware, charts=True, **wanted
+    )  # fmt: skip
+    scope = Scope("q", naive.replace(tzinfo=dt.timezone.utc), aware)
+    assert of == ("by Spark", ledger.path, scope) and asked == [0]
+    nothing = dict.fromkeys(("unfolded_epochs", "unfolded_letters", "quarantined_files"), 0)
+    assert more == {**wanted, **nothing, "series": True}
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise LedgerError("no rights")
+
+    plain = {"epochs": 20, "series": False, "group": "", "options": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "sync", fail)
+        of, more = ledger.report(SPARK, until=naive)
+        assert of[1:] == (ledger.path, Scope(None, None, naive.replace(tzinfo=dt.timezone.utc)))
+        assert more == {**plain, **nothing, "unfolded_epochs": 1, "unfolded_letters": 1}
+        assert "no rights. The report lacks the rows that are not folded yet" in caplog.text
+    assert ledger.report(SPARK)[1] == {**plain, **nothing}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "result"),
+    [
+        (None, {"files_added": 0, "files_removed": 0}),
+        ({"numFilesAdded": 1, "numFilesRemoved": 2}, {"files_added": 1, "files_removed": 2}),
+    ],
+)
+def test_an_optimize_by_sparks_delta(ledger, monkeypatch, metrics, result):
+    table = MagicMock()
+    row = metrics and {"metrics": metrics}
+    table.optimize().executeCompaction().select("metrics").head.return_value = row
+    monkeypatch.setattr(ledger_module, "open_for_commits", lambda *_: None)
+    monkeypatch.setattr(Ledger, "_delta", lambda *_: table)
+    assert ledger.optimize(SPARK) == result
 
 
 def rows_by_duckdb(ledger: Ledger, view: str, where: str) -> list[dict]:
@@ -352,7 +431,10 @@ def test_a_foreign_table_is_no_ledger(spark, tmp_path):
 def test_another_schema_version_is_refused(tmp_path, version):
     ledger = Ledger(tmp_path)
     assert create_table(resolve_path(tmp_path), LEDGER_SCHEMA, {VERSION_PROPERTY: version})
-    for use in (ledger.sends, ledger.create, lambda spark: ledger.append(spark, sends(context()))):
+    for use in (
+        ledger.sends, ledger.create, lambda spark: ledger.append(spark, sends(context())),
+        ledger.optimize, ledger.vacuum,
+    ):  # fmt: skip
         with pytest.raises(LedgerError, match=f"schema version {version}.*install"):
             use(SPARK)
 
@@ -386,9 +468,10 @@ def test_how_spark_is_asked_to_vacuum(ledger, monkeypatch, parallelism, hours, e
         hours, (RuntimeError, "other")
     )
     is_refused = hours == 0 or error == "other"
-    with pytest.raises(wanted[0], match=wanted[1]) if is_refused else contextlib.nullcontext():
+    raising = pytest.raises(wanted[0], match=wanted[1])
+    with raising if is_refused else contextlib.nullcontext() as refused:
         ledger.vacuum(driver, hours)
-    assert calls == asked
+    assert calls == asked and (hours != 0 or refused.value.path == ledger.uri)
     assert [driver.conf.get(name) for name in names] == [parallelism, None, None]
 
 

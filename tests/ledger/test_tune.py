@@ -474,7 +474,7 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(request, tmp_path, capsy
     assert text.startswith("the newest 3 attempts from 2023-11-14 22:13:34 to 2023-11-14 22:13:35")
     assert "\n13 attempts from 2023-11-14 22:13:2" in text
     few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)
-    assert (few.attempts, few.candidates) == (len(MIXED) + 1, [])
+    assert few == Tuning(fast.path, Scope(), len(MIXED) + 1, None, None, limited=False)
     with pytest.raises(LedgerError, match="no rows of a query 'other'"):
         tune(fast.query, fast.path, Scope("other"))
     assert tune(fast.query, fast.path, Scope("que")) == tune(fast.query, fast.path, Scope("query"))
