@@ -477,6 +477,9 @@ def test_measurements_of_failures():
     ]
     records.clear()
     attempt = World().attempt(message_count=2)
+    end = flow._defect_completion(attempt, ValueError("defect"))
+    assert (end.outcome, end.maybe_duplicate, end.token) == (Outcome.UNKNOWN, True, "token")
+    assert "an answer of a:1 could not be handled: ValueError" in str(end.error)
     flow._measure(metrics, attempt, Completion(None, Outcome.NOT_SENT, None, error))
     attempt.request.since_s = NOW_S - 1.0
     flow._measure(metrics, attempt, Completion(None, Outcome.NOT_SENT, None, error))
