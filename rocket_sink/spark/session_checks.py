@@ -52,7 +52,6 @@ from rocket_sink.ledger.path import (
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken, may_hand_over
-from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.limits import is_limited
@@ -326,6 +325,9 @@ def _lacks(session: Any, place: LedgerPath, query: str, epoch: int, lane: str) -
     try:
         if lane:
             return last_begun(place, query) < epoch
+        # Import here: this imports pyarrow.fs, and processes that only plan import this module.
+        from rocket_sink.ledger.transport.files import spooled_epochs
+
         # Look into the spool first, because a fold moves its rows into the table.
         if (path_part(query), str(epoch)) in spooled_epochs(place):
             return False
