@@ -95,10 +95,15 @@ def list_transactions(path: str, everything: bool, limit: int, **spark: Any) -> 
 )
 @sink_options("nameServer", "ledger")
 @click.option("--query", metavar="ID", help="Only of this query (the start of its id).")
+@click.option(
+    "--refused",
+    is_flag=True,
+    help="Also those with messages that brokers did not have, as in a wrong cluster.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
 @spark_options
 @json_option
-def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
+def settle(query: str | None, refused: bool, dry_run: bool, **spark: Any) -> int:
     """Commit the half messages of open transactions, in order.
 
     It first asks the brokers which messages are visible already, so it may be run twice, and beside
@@ -109,7 +114,8 @@ def settle(query: str | None, dry_run: bool, **spark: Any) -> int:
         from rocket_sink.spark.transactions import TransactionCommitter
 
         committer = TransactionCommitter(session, options, ordered=True)
-        rows = [row for row in committer.open_epochs() if row.query_id.startswith(query or "")]
+        epochs = committer.open_epochs(refused=refused)
+        rows = [row for row in epochs if row.query_id.startswith(query or "")]
         if dry_run:
             _print_plan(rows)
             return 0
@@ -220,7 +226,9 @@ def settle_in_order(
             failure = "an earlier epoch of its query is open"
         else:
             try:
-                report = committer.end(row.query_id, row.epoch, wait_s=_WAIT_S, progress=advance)
+                report = committer.end(
+                    row.query_id, row.epoch, wait_s=_WAIT_S, again=not row.open, progress=advance
+                )
             except RocketSinkError as error:
                 failure = error.text
         outcome = Settled(report, failure)
@@ -242,7 +250,7 @@ def _text(outcome: Settled) -> str:
     if report.found_stored:
         text += f", {report.found_stored:,} were before"
     if report.refused:
-        text += f"; {report.refused:,} are lost: their brokers do not have them any more"
+        text += f"; {report.refused:,} are not at their brokers: lost, or of another cluster"
     return text
 
 

@@ -106,9 +106,11 @@ class TransactionCommitter:
         self._ledger_id = check_table(self.spark, self._place)
         self.group = check_group(self._ledger_id, self.options)
 
-    def open_epochs(self, query_id: str | None = None) -> list[Any]:
-        """Return decided epochs that have not ended, in order, as rows of `Ledger.transactions`."""
-        epochs = self._ledger.transactions(self.spark, pending=True)
+    def open_epochs(self, query_id: str | None = None, *, refused: bool = False) -> list[Any]:
+        """Return decided epochs that have not ended, in order, as rows of `Ledger.transactions`;
+        with `refused` also those of which brokers did not have all half messages."""
+        epochs = self._ledger.transactions(self.spark)
+        epochs = epochs.where("open OR refused > 0" if refused else "open")
         if query_id is not None:
             epochs = epochs.where(epochs.query_id == query_id)
         return sorted(epochs.collect(), key=lambda row: (row.query_id, row.epoch))
@@ -249,9 +251,11 @@ def check_ended(report: EndReport) -> None:
     if report.refused:
         raise DeliveryError(
             f"{report.refused} messages of epoch {report.epoch} are in the ledger, but their "
-            "brokers no longer have their half messages (a lost master, or a fileReservedTime that "
-            "is over): the ledger's transaction rows name them. When the query is started again, "
-            "it goes on with the next epoch",
+            "brokers do not have their half messages: a master was lost, fileReservedTime is over, "
+            "or nameServer leads to another cluster. In the last case start `rocket-sink "
+            "transactions settle --refused` with the right one first. The ledger's transaction "
+            "rows name the messages. When the query is started again, it goes on with the next "
+            "epoch",
             counts={"acked": report.committed},
         )
 

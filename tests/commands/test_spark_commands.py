@@ -148,14 +148,14 @@ def test_flags_of_the_session(command, ledger, cluster, monkeypatch):
 def epoch(query_id: str, number: int) -> Row:
     return Row(
         query_id=query_id, epoch=number, halves=1000, topics=["t"], at=None, committed=0, refused=0,
-        open=True,
+        open=number < 6,
     )  # fmt: skip
 
 
 class Committer:
     """Stands for the committer of a ledger's transactions, and for the checker."""
 
-    rows: ClassVar[list[Row]] = [epoch("b", 0), epoch("query", 4), epoch("query", 5)]
+    rows: ClassVar[list[Row]] = [epoch("b", 0), *(epoch("query", number) for number in (4, 5, 6))]
     ends: ClassVar[dict[tuple[str, int], Any]] = {}
     listed = MagicMock()
     made: ClassVar[dict[str, Any]] = {}
@@ -164,11 +164,13 @@ class Committer:
         self.made.clear()
         self.made.update(more, ledger=options.ledger)
 
-    def open_epochs(self) -> list[Row]:
-        return self.rows
+    def open_epochs(self, *, refused: bool) -> list[Row]:
+        return [row for row in self.rows if row.open or refused]
 
-    def end(self, query_id: str, number: int, *, wait_s: float, progress: Any) -> EndReport:
-        assert wait_s == 60
+    def end(
+        self, query_id: str, number: int, *, wait_s: float, again: bool, progress: Any
+    ) -> EndReport:
+        assert (wait_s, again) == (60, number == 6)
         progress(500, 1000)
         end = self.ends.get((query_id, number), EndReport(query_id, number, committed=1000))
         if isinstance(end, Exception):
@@ -204,7 +206,7 @@ def committer(monkeypatch):
 
 AWAY, LOST = DeliveryError("broker-a is away"), EndReport("query", 4, committed=1, refused=2)
 VISIBLE = "1,000 messages are visible"
-GONE = "2 are lost: their brokers do not have them any more"
+GONE = "2 are not at their brokers: lost, or of another cluster"
 
 
 @pytest.mark.parametrize(
@@ -220,6 +222,7 @@ GONE = "2 are lost: their brokers do not have them any more"
          "query epoch 5 stays open: an earlier epoch of its query is open"], 1),
         ("--query query", {("query", 4): LOST},
          [f"query epoch 4: 1 message is visible; {GONE}", f"query epoch 5: {VISIBLE}"], 1),
+        ("--query query --refused", {}, [f"query epoch {n}: {VISIBLE}" for n in (4, 5, 6)], 0),
         ("--query b", {("b", 0): EndReport("b", 0, busy=True)},
          ["b epoch 0 stays open: another process is ending transactions of the ledger"], 1),
     ],

@@ -217,6 +217,20 @@ def test_a_busy_broker_and_a_lost_one_fail_the_query(query):
     assert query.seen() == {1: ROWS}
 
 
+def test_halves_that_another_cluster_refused_are_committed_later(query, monkeypatch):
+    """The other cluster's brokers have the same names."""
+    query.killed(monkeypatch, HalfMessageCommitter, "commit", die)
+    with FakeCluster(brokers=2) as other:
+        other.create_topic("t", 4)
+        with pytest.raises(DeliveryError, match="leads to another cluster"):
+            query.epoch(1, nameServer=other.name_server)
+    committer = TransactionCommitter(query.spark, query.sink().options)
+    assert not query.seen() and not committer.open_epochs(query.name)
+    [row] = committer.open_epochs(query.name, refused=True)
+    assert committer.end(row.query_id, row.epoch, wait_s=60, again=True).committed == ROWS
+    assert query.seen() == {0: ROWS} and not committer.open_epochs(query.name, refused=True)
+
+
 def test_a_stream_names_its_query_itself(query, tmp_path):
     source = str(tmp_path / "source")
     query.rows(0).write.parquet(source)
