@@ -286,7 +286,7 @@ def test_questions_are_answered_until_ctrl_c(committer, ledger, cluster, form):
     done = run("transactions serve", ledger, *words, code=130)
     assert committer.made["is_closed"] and committer.made["ordered"]
     assert f"answering for {ledger}; Ctrl-C ends it" in done.err
-    assert "query q1 epoch 4: 1 message is visible; 2 are lost: their brokers do not" in done.err
+    assert "query q1 epoch 4: 1 message is visible; 2 are not at their brokers" in done.err
     answer = {"query_id": "q1", "epoch": 4, "message_id": "ID1", "answer": "COMMIT"}
     if form:
         assert done.json() == answer
