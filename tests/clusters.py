@@ -2,16 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
-from rocket_sink.wire.stored import StoredMessage
 
 TRANSACTIONS = {"transactionCheckInterval": "2000", "transactionTimeOut": "500"}
 """Settings by which brokers check half messages within seconds."""
@@ -20,7 +16,7 @@ LAST_LINES = 50
 """The number of last lines that a failure shows of each log."""
 
 
-def scripted_cluster(brokers: Any = 2, *, scope: Any = "function", **queues: int) -> Any:
+def scripted_cluster(brokers=2, *, scope="function", **queues):
     """Return a fixture, a scripted cluster; `queues` has the number of queues by topic."""
 
     @pytest.fixture(scope=scope)
@@ -33,7 +29,7 @@ def scripted_cluster(brokers: Any = 2, *, scope: Any = "function", **queues: int
     return cluster
 
 
-def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
+def two_brokers(**broker_config):
     """Yield a cluster of two real brokers, which the tests may freeze and kill.
 
     `ROCKET_SINK_TEST_ROCKETMQ` names another RocketMQ version (`python -m tests.versions`).
@@ -48,14 +44,14 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
         running.stop()
 
 
-def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
+def read_topic(name_server, topic, **options):
     """Yield the messages that the topic has at the start of the call, queue by queue."""
     with Admin(nameServer=name_server, **options) as admin:
         admin.await_dispatched(topic)
         yield from admin.read_topic(topic)
 
 
-def repair(cluster: Any) -> Any:
+def repair(cluster):
     """Thaw frozen brokers and start dead ones, and wait until all are ready."""
     for broker in cluster.brokers:
         if broker.alive:
@@ -70,7 +66,7 @@ def repair(cluster: Any) -> Any:
 _resting: set[int] = set()
 
 
-def rest(cluster: LocalCluster) -> None:
+def rest(cluster):
     """Freeze the brokers until `wake`. The name server forgets them after two minutes."""
     if id(cluster) not in _resting:
         _resting.add(id(cluster))
@@ -79,21 +75,21 @@ def rest(cluster: LocalCluster) -> None:
                 broker.freeze()
 
 
-def wake(cluster: LocalCluster) -> None:
+def wake(cluster):
     """Let the brokers work again, after `rest`."""
     if id(cluster) in _resting:
         _resting.remove(id(cluster))
         repair(cluster)
 
 
-def make_topic(cluster: LocalCluster, name: str, queues: int = 4, **more: Any) -> None:
+def make_topic(cluster, name, queues=4, **more):
     """Make a topic on all brokers without a JVM, which `LocalCluster.create_topic` would start."""
     with Admin(timeout_s=30.0, **cluster.client_options()) as admin:
         admin.create_topic(name, queues=queues, **more)
     cluster.await_route(name)
 
 
-def kept_logs(cluster: LocalCluster, folder: Path) -> str:
+def kept_logs(cluster, folder):
     """Copy the logs of all processes to `folder`. Return a text with the place and last lines."""
     texts = [f"copied to {folder}"]
     for log in sorted(cluster.home.glob("*/*.log")):

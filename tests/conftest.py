@@ -14,10 +14,8 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Generator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -55,7 +53,7 @@ _STATE = tempfile.TemporaryDirectory(prefix="rocket-sink-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     group = parser.getgroup("crash harness (tests/crash, -m slow)")
     group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
@@ -65,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Leave the long tests out of whole runs: those that name neither files nor a `-k`."""
     option = config.option
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not option.keyword
@@ -75,14 +73,14 @@ def pytest_configure(config: pytest.Config) -> None:
         option.markexpr = f"{asked}(not long or slow)"
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
     return (
         f"order drawn by PYTHONHASHSEED={_SEED} (set it to repeat it), TZ={os.environ['TZ']}, "
         f"locale {locale.setlocale(locale.LC_NUMERIC)}"
     )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item):
     """Mark what is long."""
     java = any(item.get_closest_marker(name) for name in _NEEDS)
     if is_long(item.nodeid, java=java):
@@ -109,7 +107,7 @@ LONGEST = (
 _NEEDS = ("cluster", "spark")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Run the slowest files first, then the others that need a cluster, Spark, or neither: each of
     these parts in a drawn order. Draw the order of tests in files without Java, too.
 
@@ -135,7 +133,7 @@ _LOCAL: list[LocalCluster] = []
 """The worker's own cluster, while it runs."""
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     for cluster in _LOCAL:
         # Idle brokers take 7 % of a core each.
         if item.get_closest_marker("cluster") or "local_cluster" in item.fixturenames:
@@ -147,9 +145,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Function, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item, call):
     """Add the logs of real clusters to a failure, because clusters are removed at their end."""
     report = yield
     if report.failed and call.when != "teardown":
@@ -181,7 +177,7 @@ def closing(request):
     `close` gets the other arguments. What was made last is closed first.
     """
 
-    def closed_later(item: Any, *limits: Any) -> Any:
+    def closed_later(item, *limits):
         request.addfinalizer(lambda: item.close(*limits))
         return item
 

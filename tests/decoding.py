@@ -1,17 +1,14 @@
 """Readers and writers for tests: the opposite directions of the product's encoders and decoders."""
 
 import base64
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta, tzinfo
-from typing import Any, Final, NamedTuple
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.message import Message
-from rocket_sink.wire.acl import Credentials, SignedBody
+from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.columns.encode import EncodedBatch
 from rocket_sink.wire.headers import parse_int64
-from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
+from rocket_sink.wire.ids import id_prefix, month_start_ms
 from rocket_sink.wire.trace import (
     CONTENT_SEPARATOR,
     FIELD_SEPARATOR,
@@ -33,7 +30,7 @@ class ClientId(NamedTuple):
     elapsed_ms: int
     counter: int
 
-    def nearest_time_ms(self, now_ms: int, tz: tzinfo | None = None) -> int:
+    def nearest_time_ms(self, now_ms, tz=None):
         """Return the latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
         start_ms = month_start_ms(now_ms, tz)
         if start_ms + self.elapsed_ms > now_ms:
@@ -42,34 +39,32 @@ class ClientId(NamedTuple):
         return start_ms + self.elapsed_ms
 
 
-def decode_message_id(text: str) -> ClientId:
+def decode_message_id(text):
     data = bytes.fromhex(text)
     parts = (data[-12:-10], data[-10:-6], data[-6:-2], data[-2:])
     return ClientId(data[:-12], *(int.from_bytes(part, "big") for part in parts))
 
 
-def message_id(
-    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int
-) -> str:
+def message_id(*, ip, pid, class_hash, start_ms, now_ms, counter):
     """Return a client message id. `start_ms` is a value of `month_start_ms`."""
     elapsed = (now_ms - start_ms) & 0xFFFFFFFF
     return f"{id_prefix(ip, pid, class_hash)}{elapsed:08X}{counter & 0xFFFF:04X}"
 
 
-def encode_message(message: Message, properties: str) -> bytes:
+def encode_message(message, properties):
     """Encode a message of a batch, with its wire properties."""
     return encode_inner(message.body, properties, message.flag)
 
 
-def encode_batch(messages: Iterable[tuple[Message, str]]) -> bytes:
+def encode_batch(messages):
     return b"".join(encode_message(message, properties) for message, properties in messages)
 
 
-def encode_recall_handle(handle: RecallHandle) -> str:
+def encode_recall_handle(handle):
     return base64.urlsafe_b64encode(" ".join(("v1", *handle)).encode()).decode()
 
 
-def decode_trace(text: str) -> list[Trace]:
+def decode_trace(text):
     """Return the producer's lines of a trace message's body, without the consumers' lines."""
     traces: list[Trace] = []
     for line in text.split(FIELD_SEPARATOR):
@@ -85,7 +80,7 @@ def decode_trace(text: str) -> list[Trace]:
     return traces
 
 
-def _trace_value(name: str, text: str) -> Any:
+def _trace_value(name, text):
     if name in ("time_ms", "body_length", "cost_ms"):
         return parse_int64(text, name)
     if name == "message_type":
@@ -93,13 +88,11 @@ def _trace_value(name: str, text: str) -> Any:
     return text.lower() == "true" if name in ("success", "from_transaction_check") else text
 
 
-def sign(
-    ext: Mapping[str, str], body: SignedBody, access_key: str, secret: str, token: str | None = None
-) -> dict[str, str]:
+def sign(ext, body, access_key, secret, token=None):
     """Return the header fields to add to a request."""
     return Credentials(access_key, secret, token).signer()(ext, body)
 
 
-def batch_body(batch: EncodedBatch, first: int, last: int) -> bytes:
+def batch_body(batch, first, last):
     """Return the request body of the messages `first` to `last` (exclusive)."""
     return bytes(memoryview(batch.data)[int(batch.offsets[first]) : int(batch.offsets[last])])

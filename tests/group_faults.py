@@ -1,7 +1,5 @@
 """Groups of frames: their sizes, and answers after which a message leaves its group."""
 
-from typing import Any
-
 import pytest
 
 from rocket_sink.producer.engine.frame_group import GroupAttempt
@@ -24,7 +22,7 @@ def groups(monkeypatch):
     sizes: list[int] = []
     begin = GroupAttempt.__init__
 
-    def counted(self: GroupAttempt, *given: Any, **more: Any) -> None:
+    def counted(self, *given, **more):
         begin(self, *given, **more)
         sizes.append(self.size)
 

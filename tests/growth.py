@@ -60,7 +60,7 @@ sys.exit(code)
 """
 
 
-def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
+def rows_of_task(epoch, task):
     ctx = context(
         query_id=QUERY, epoch=epoch, partition=task, task_attempt_id=epoch * TASKS + task,
         worker=f"worker-{task % 2}:4711",
@@ -68,16 +68,14 @@ def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
     return [sends(ctx, REQUESTS), accounts(ctx, acked=7 * REQUESTS)]
 
 
-def _milliseconds(seconds: float) -> str:
+def _milliseconds(seconds):
     return f"interval {int(seconds * 1000)} milliseconds"
 
 
 class Growth:
     """A ledger that grows by an epoch at a time."""
 
-    def __init__(
-        self, folder: str, kept_s: float, together: int = 1, named_s: float | None = None
-    ) -> None:
+    def __init__(self, folder, kept_s, together=1, named_s=None):
         """Make the ledger; `named_s`: time for which checkpoints name replaced files."""
         named_s = kept_s / 8 if named_s is None else named_s
         self.place: LedgerPath = resolve_path(folder)
@@ -94,7 +92,7 @@ class Growth:
         self.template = pa.Table.from_batches(batches, LEDGER_SCHEMA)
         self.epochs, self.together = 0, together
 
-    def grow(self) -> float:
+    def grow(self):
         """Commit the rows of the next epochs; return the CPU seconds of the commit."""
         first, parts = self.epochs, []
         for _ in range(self.together):
@@ -113,7 +111,7 @@ class Growth:
         keep_small(append)
         return time.process_time() - begin_s
 
-    def _epoch(self) -> pa.Table:
+    def _epoch(self):
         moment = START + dt.timedelta(seconds=EPOCH_S * self.epochs)
         table = self.template
         ids = pa.array(
@@ -134,7 +132,7 @@ class Growth:
             table = table.set_column(table.schema.get_field_index(name), table.field(name), values)
         return table
 
-    def fold(self) -> float:
+    def fold(self):
         """Fold the next epoch from a spool; return the CPU seconds of the fold."""
         for task in range(TASKS):
             spool = SpoolWriter(self.place, context(
@@ -148,7 +146,7 @@ class Growth:
         self.epochs += 1
         return time.process_time() - begin_s
 
-    def size(self, fold_s: float, commit_s: float) -> dict[str, float]:
+    def size(self, fold_s, commit_s):
         """Return the ledger's size by figure. Replaced files are on disk for a while."""
         root = Path(self.place.root)
         log = list((root / "_delta_log").iterdir())
@@ -171,7 +169,7 @@ class Growth:
     """Epochs that were folded: these have no row of the driver."""
 
 
-def measure(folder: str, marks: list[int], kept_s: float, together: int) -> None:
+def measure(folder, marks, kept_s, together):
     """Grow a ledger; print its size at each of these numbers of epochs."""
     growth, commits = Growth(folder, kept_s, together), []
     for mark in marks:
@@ -185,7 +183,7 @@ def measure(folder: str, marks: list[int], kept_s: float, together: int) -> None
         print("|", " | ".join(texts), "|", flush=True)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.growth", description=__doc__)
     parser.add_argument("epochs", nargs="+", type=int)
     parser.add_argument("--together", type=int, default=1, help="epochs in each commit")

@@ -16,11 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 from platformdirs import user_cache_path
@@ -36,7 +35,7 @@ BROKER: Final = "broker"
 _QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
-def archive(kind: str) -> Path:
+def archive(kind):
     """Return the path of the archive of `SPARK` or `BROKER`, which may not exist yet."""
     spec = find_spec("pyspark")
     assert spec and spec.origin
@@ -50,7 +49,7 @@ def archive(kind: str) -> Path:
     return user_cache_path("rocket-sink") / "class-archives" / f"{kind}-{key}.jsa"
 
 
-def java_options(kind: str) -> tuple[str, ...]:
+def java_options(kind):
     """Return the Java options of a Spark driver or executor, or of a RocketMQ process."""
     path = archive(kind)
     if not path.exists():
@@ -67,7 +66,7 @@ SMALL_PLANS: Final = {
 """Spark settings for plans over a few rows, which adaptive plans would reach with more work."""
 
 
-def submit_words(*more: str, conf: Mapping[str, str] | None = None) -> list[str]:
+def submit_words(*more, conf=None):
     """Return arguments of spark-submit. `more` are further Java options.
 
     Whole-stage code generation pays off over millions of rows, too.
@@ -87,13 +86,13 @@ def submit_words(*more: str, conf: Mapping[str, str] | None = None) -> list[str]
     return ["--driver-java-options", " ".join((*java_options(SPARK), *sizes, *more)), *settings]
 
 
-def submit_args(*more: str, conf: Mapping[str, str] | None = None) -> str:
+def submit_args(*more, conf=None):
     """Return PYSPARK_SUBMIT_ARGS for drivers."""
     return shlex.join([*submit_words(*more, conf=conf), "pyspark-shell"])
 
 
 @functools.cache
-def fetch_packages() -> None:
+def fetch_packages():
     """Let one JVM fetch Delta into Ivy's cache.
 
     On a new machine several JVMs would write into the cache at once, and the hosts that tests make
@@ -106,7 +105,7 @@ def fetch_packages() -> None:
             subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
 
 
-def delta_package() -> str:
+def delta_package():
     """Return the Maven coordinate of Delta: a release of Delta has a jar for each Spark version."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
@@ -121,7 +120,7 @@ _SLACK: Final = (
 )
 
 
-def calm(command: list[str]) -> list[str]:
+def calm(command):
     """Return the command with a timer slack of 20 ms on Linux (`prctl(2)`, PR_SET_TIMERSLACK).
 
     Threads of a broker look for work up to a thousand times a second each. An idle broker takes 7 %
@@ -133,11 +132,11 @@ def calm(command: list[str]) -> list[str]:
 
 
 @contextmanager
-def quick_brokers(*more: str) -> Iterator[None]:
+def quick_brokers(*more):
     """Start all clusters of this process with quick brokers. `more` are further Java options."""
     command = conf.jvm_command
 
-    def quick(*args: Any, **options: Any) -> list[str]:
+    def quick(*args, **options):
         *start, main_class = command(*args, **options)
         return calm([*start, *java_options(BROKER), *more, main_class])
 
@@ -145,7 +144,7 @@ def quick_brokers(*more: str) -> Iterator[None]:
         yield
 
 
-def main() -> int:
+def main():
     """Make the archives that are missing; one that cannot be made does not hold up the other.
 
     Returns: how many cannot be made.
@@ -169,14 +168,14 @@ def main() -> int:
     return failed
 
 
-def _remove_old(path: Path) -> None:
+def _remove_old(path):
     """Remove all archives of a kind but the newest four: each environment makes one of 200 MB."""
     kind, _, _ = path.stem.partition("-")
     for old in sorted(path.parent.glob(f"{kind}-*.jsa"), key=lambda p: p.stat().st_mtime)[:-4]:
         old.unlink(missing_ok=True)
 
 
-def _make_of_broker(made: Path) -> None:
+def _make_of_broker(made):
     """Make the archive of a broker by jcmd, because a broker takes long to end by itself.
 
     A JRE lacks jcmd; then no archive is made.
@@ -194,7 +193,7 @@ def _make_of_broker(made: Path) -> None:
         subprocess.run([jcmd, pid, "VM.cds", "dynamic_dump", made], check=True)
 
 
-def _make_of_spark(made: Path) -> None:
+def _make_of_spark(made):
     """Make the archive of Spark at the end of a JVM that ran the statements of tests."""
     subprocess.run(
         [sys.executable, "-m", "tests.integration.typical"],

@@ -1,18 +1,17 @@
 """The death of a process at a step of its work, as tests play it."""
 
 from collections import Counter
-from collections.abc import Callable
 
 
 class Killed(BaseException):
     """The process dies as if by SIGKILL: no handler sees it."""
 
 
-def kill_at(wanted: str, times: int = 1) -> Callable[[str], None]:
+def kill_at(wanted, times=1):
     """Return a function of steps that raises Killed at a step's `times`th time."""
     counts: Counter[str] = Counter()
 
-    def on_step(step: str) -> None:
+    def on_step(step):
         counts[step] += 1
         if step == wanted and counts[step] == times:
             raise Killed(step)

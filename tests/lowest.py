@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import platformdirs
@@ -20,7 +19,7 @@ import platformdirs
 from tests.versions.__main__ import PYTHON_TESTS, ROOT, our_range, pythons
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments):
     folder = platformdirs.user_cache_path("rocket-sink") / "versions" / "lowest"
     python = folder / "bin" / "python"
     oldest = next(iter(pythons().values()))
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     return subprocess.call([*command, *(arguments or PYTHON_TESTS)], cwd=ROOT, env=environ)
 
 
-def lower_bound(package: str) -> str:
+def lower_bound(package):
     """Return the lowest version of a package that setup.cfg allows."""
     match = re.search(r">=([\d.]+)", str(our_range(package)))
     assert match is not None, package

@@ -1,7 +1,6 @@
 """The memory of a piece of code, counted by Python itself, and of a process."""
 
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 MIB = 1 << 20
@@ -15,7 +14,7 @@ def peak_mb():
 
 
 @contextmanager
-def memory_below(limit: int) -> Iterator[None]:
+def memory_below(limit):
     tracemalloc.start()
     try:
         yield

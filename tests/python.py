@@ -3,16 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_python(
-    *words: object, environ: Mapping[str, str] = os.environ, cwd: Path = ROOT,
-    timeout_s: float = 600.0, may_fail: bool = False,
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def run_python(*words, environ=os.environ, cwd=ROOT, timeout_s=600.0, may_fail=False):
     """Run Python with these arguments and this repository on its path, until it ends.
 
     Raises AssertionError with the end of its standard error if it fails, unless it `may_fail`.

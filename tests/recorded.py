@@ -1,13 +1,10 @@
 """Tasks whose ledger rows are folded without Spark, and what `rocket-sink verify` says of them."""
 
 import contextlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from rocket_sink.ledger.records import RunContext, in_order
+from rocket_sink.ledger.records import in_order
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
@@ -20,12 +17,10 @@ from tests.run_command import run_command
 ROWS = 300
 
 
-def run(
-    name_server: str, folder: Path, ctx: RunContext, nth: int = 1, *, timed: bool = False,
-    options: Mapping[str, str] = {}, **more: Any,
-) -> None:  # fmt: skip
+def run(name_server, folder, ctx, nth=1, *, timed=False, options=None, **more):
     """Run a task with `ROWS` rows, and fold its ledger rows."""
-    parsed = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20, **options)
+    own = options or {}
+    parsed = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20, **own)
     rows: list[pa.RecordBatch] = []
     columns = {"body": [f"{ctx.epoch}-{n}" for n in range(ROWS)],
                "keys": [[f"key-{n}"] for n in range(ROWS)], **more}  # fmt: skip
@@ -41,7 +36,7 @@ def run(
     store(folder, in_order(rows, nth << 32))
 
 
-def verified(name_server: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+def verified(name_server, *arguments, code=0):
     done = run_command("verify", "-n", name_server, "-t", "t", "--json", *arguments)
     assert done.code == code, (done.out, done.err)
     [result] = done.json()

@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 import logging
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple
 from unittest import mock
 
 from rocket_sink import cli
@@ -17,19 +17,16 @@ class Done(NamedTuple):
     out: str
     err: str
 
-    def json(self) -> Any:
+    def json(self):
         """Return the document that `--json` printed."""
         return json.loads(self.out)
 
-    def lines(self) -> list[Any]:
+    def lines(self):
         """Return the documents that `--json` printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def run_command(
-    *arguments: str, spark: Any = None, stdin: str = "", out: TextIO | None = None,
-    err: TextIO | None = None,
-) -> Done:  # fmt: skip
+def run_command(*arguments, spark=None, stdin="", out=None, err=None):
     """Run a command line; `spark` is used in place of a session that the command would build.
 
     `out` and `err` take the output: for a test that reads it meanwhile, or for a terminal.

@@ -118,7 +118,7 @@ LONG_WITHOUT_JAVA: Final = (
 """Files, folders, and tests (as above) that start no Java and are long all the same."""
 
 
-def is_long(nodeid: str, *, java: bool) -> bool:
+def is_long(nodeid, *, java):
     """Tell whether whole runs leave a test out.
 
     Args:

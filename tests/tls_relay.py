@@ -3,23 +3,16 @@
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from rocket_sink.testing import FakeCluster
 from tests.net.test_transport import Echo, handshaken
 
 
 class TlsRelay(Echo):
     """A relay that speaks TLS with its clients, passes the bytes on, and counts connections."""
 
-    def __init__(
-        self, upstream: str, files: tuple[Path, Path],
-        prepare: Callable[[ssl.SSLContext], None] = lambda context: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, upstream, files, prepare=lambda context: None):
         self.count = 0
         self._upstream = upstream
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -27,7 +20,7 @@ class TlsRelay(Echo):
         prepare(context)
         super().__init__(context)
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer):
         self.count += 1
         host, _, port = self._upstream.rpartition(":")
         with ExitStack() as closed:
@@ -42,7 +35,7 @@ class TlsRelay(Echo):
             back.join()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source, target):
     try:
         while data := source.recv(65_536):
             target.sendall(data)
@@ -63,10 +56,7 @@ class TlsFront:
         prepare: what else a relay before a broker asks for.
     """
 
-    def __init__(
-        self, cluster: FakeCluster, files: Callable[[str], tuple[Path, Path]],
-        prepare: Callable[[ssl.SSLContext], None] = lambda context: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster, files, prepare=lambda context: None):
         self._front = TlsRelay(cluster.name_server, files("name server"))
         self.brokers = {
             broker.address: TlsRelay(broker.address, files(broker.name), prepare)
@@ -74,7 +64,7 @@ class TlsFront:
         }
         route = cluster.route
 
-        def led_through(topic: str) -> Any:
+        def led_through(topic):
             info = route(topic)
             brokers = tuple(
                 replace(broker, addresses={n: self.brokers[at].address
@@ -83,17 +73,17 @@ class TlsFront:
             )  # fmt: skip
             return replace(info, brokers=brokers)
 
-        cluster.route = led_through  # type: ignore[method-assign]
+        cluster.route = led_through
 
     @property
-    def name_server(self) -> str:
+    def name_server(self):
         return self._front.address
 
     @property
-    def connections(self) -> list[int]:
+    def connections(self):
         """Return the number of connections to each broker so far."""
         return [relay.count for relay in self.brokers.values()]
 
-    def close(self) -> None:
+    def close(self):
         for relay in (self._front, *self.brokers.values()):
             relay.close()

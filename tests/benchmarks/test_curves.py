@@ -1,7 +1,6 @@
 """Flatness, sparklines, drawings."""
 
 import math
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from benchmarks.curves import curves_of, flatness, growth, lines_of, not_flat, sparkline, svg
 
 
-def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:
+def points(curve, cpus):
     return [
         {"curve": curve, "axis": "rows", "x": 10**n, "cpu": cpu, "peak_mb": 100.0 + n, "jvm": 0.1,
          "client": cpu, "per_s": 1000.0, "start_mb": 50.0}

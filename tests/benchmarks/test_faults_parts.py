@@ -23,10 +23,10 @@ def test_the_full_schedule_is_ten_seconds_of_thirty_two():
 
 
 class Recorder:
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return lambda: self.calls.append(name)
 
 
@@ -61,7 +61,7 @@ def test_numbers_are_read_as_they_were_written(tmp_path):
     assert read_numbers(path) == ({1, 2, -5}, {2})
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def record(**changes):
     return {
         "ours": True, "sender": "ours sync", "fault": "f", "kind": FREEZE, "lost": 0, "doubled": 0,
         "unannounced": 0, **changes,

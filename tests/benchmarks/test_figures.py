@@ -1,13 +1,11 @@
 """Medians, ratios and the comparison with a baseline."""
 
-from typing import Any
-
 import pytest
 
 from benchmarks.figures import CPU, SPEED, Case, Figures, Ratio, compare, medians, ratios
 
 
-def figures(case: str, per_s: float, *, client: float = 1.0, **more: Any) -> Figures:
+def figures(case, per_s, *, client=1.0, **more):
     more = {"jvm": 0.0, "driver": 0.0, "brokers": 0.0, **more}
     return Figures(case, 1000, 1000 / per_s, per_s, client=client, **more)
 

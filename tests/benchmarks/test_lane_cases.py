@@ -10,7 +10,7 @@ from benchmarks.peers import cases as peers_cases
 from benchmarks.peers.cases import java_batches, java_batches_title, peer_cases
 
 
-def asked(**changes: object) -> Arguments:
+def asked(**changes):
     values: dict[str, object] = {
         "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
@@ -18,7 +18,7 @@ def asked(**changes: object) -> Arguments:
         "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
         "scale_by": (), "latency": False, "name_server": "", "topic": "benchmark", **changes,
     }  # fmt: skip
-    return Arguments(**values)  # type: ignore[arg-type]
+    return Arguments(**values)
 
 
 def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way():

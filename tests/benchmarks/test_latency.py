@@ -34,7 +34,7 @@ def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path):
     log = tmp_path / "_delta_log"
     log.mkdir()
 
-    def commit(number: int, *files: tuple[str, list[int | None]], is_new: bool = True) -> None:
+    def commit(number, *files, is_new=True):
         actions: list[dict[str, Any]] = [{"commitInfo": {"timestamp": 100 + number}}]
         for path, acked in files:
             (tmp_path / path).parent.mkdir(exist_ok=True)

@@ -39,7 +39,7 @@ NO_ROOM: Any = SimpleNamespace(make=lambda: None)
 MARKS = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
 
 
-def results(speed: float = 50.0) -> Results:
+def results(speed=50.0):
     cases = [Case("lane-nothing", "Spark lanes"), Case("lane", "Spark lanes", ("lane-nothing",))]
     runs = [
         Figures("lane-nothing", 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0, 10.0, 20.0),
@@ -54,7 +54,7 @@ def results(speed: float = 50.0) -> Results:
     return Results(MACHINE, {"repeat": 1}, cases, runs, absent, [fault], scaling)
 
 
-def shown(made: Results) -> str:
+def shown(made):
     console = Console(file=io.StringIO(), width=200)
     for thing in tables(made):
         console.print(thing)
@@ -127,12 +127,12 @@ def test_what_is_absent_is_named_with_the_module_that_is_missing():
 class Twice:
     """A subject that is measured without measuring."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.case = Case(name, "Spark lanes")
 
-    def warm_up(self) -> None: ...
+    def warm_up(self): ...
 
-    def run(self) -> Figures:
+    def run(self):
         return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
 
 
@@ -149,15 +149,15 @@ def test_each_run_is_reported_with_the_planned_number():
 class Failing(Twice):
     """A subject that ends in an error, in its first run or when it is warmed up."""
 
-    def __init__(self, name: str, *, warm: bool) -> None:
+    def __init__(self, name, *, warm):
         super().__init__(name)
         self.warm, self.runs = warm, 0
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         if not self.warm:
             raise ValueError("no room for it\nmore")
 
-    def run(self) -> Figures:
+    def run(self):
         self.runs += 1
         raise ValueError("no room for it\nmore")
 
@@ -190,7 +190,7 @@ def test_three_cases_that_fail_in_a_row_end_the_run():
 
 def test_a_signal_that_an_error_hides_is_no_failure_of_a_case():
     class Interrupted(Twice):
-        def run(self) -> Figures:
+        def run(self):
             try:
                 raise KeyboardInterrupt
             finally:
@@ -215,7 +215,7 @@ class TestCommand:
         self.closed = False
         monkeypatch.setattr(command, "_measure", self.measure)
 
-    def measure(self, asked: Any, made: Results) -> None:
+    def measure(self, asked, made):
         assert made.is_empty
         made.cases, made.faults, made.planned[RUNS] = self.now.cases, self.now.faults, self.planned
         try:
@@ -226,13 +226,13 @@ class TestCommand:
         finally:
             self.closed = True
 
-    def run(self, *more: str) -> int:
+    def run(self, *more):
         return main(["--out", str(self.path), *more])
 
-    def compared(self, *more: str) -> int:
+    def compared(self, *more):
         return self.run("--baseline", str(self.before), *more)
 
-    def stop(self, made: Results) -> None:
+    def stop(self, made):
         signal.raise_signal(signal.SIGTERM)
 
     def test_the_file_is_written_after_each_case(self, capsys):
@@ -266,7 +266,7 @@ class TestCommand:
     def test_a_second_sigterm_does_not_disturb_the_closing(self):
         went_on = []
 
-        def twice(made: Results) -> None:
+        def twice(made):
             try:
                 self.stop(made)
             finally:
@@ -278,7 +278,7 @@ class TestCommand:
         assert went_on
 
     def test_what_fails_while_closing_does_not_hide_the_signal(self):
-        def stop(made: Results) -> None:
+        def stop(made):
             try:
                 self.stop(made)
             finally:
@@ -323,7 +323,7 @@ class TestCommand:
         assert len(printed["comparison"]["changes"]) == 2
 
     def test_a_run_that_fails_keeps_what_it_has(self):
-        def fail(made: Results) -> None:
+        def fail(made):
             raise ConfigurationError("no more")
 
         self.then = fail

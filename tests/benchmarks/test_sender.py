@@ -35,7 +35,7 @@ def go_on(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
 
 
-def run(capsys: pytest.CaptureFixture[str], name_server: str, **arguments: Any) -> dict[str, Any]:
+def run(capsys, name_server, **arguments):
     words = [f"{name}={value}" for name, value in arguments.items()]
     sender.main([f"nameServer={name_server}", "topic=t", *words])
     ready, printed = capsys.readouterr().out.splitlines()
@@ -103,17 +103,17 @@ def test_the_stub_takes_batches_on_many_brokers(capsys):
 class _LateTally(Tally):
     """Counts an end only when a next message has been sent, or after a while."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(0.0)
         self.at_sends: list[int] = []
         self._next = threading.Event()
 
-    def sending(self) -> None:
+    def sending(self):
         self.at_sends.append(self.ok)
         if len(self.at_sends) > 1:
             self._next.set()
 
-    def succeeded(self, *end: Any, **more: Any) -> None:
+    def succeeded(self, *end, **more):
         self._next.wait(0.3)
         super().succeeded(*end, **more)
 
@@ -125,7 +125,7 @@ def test_room_is_made_after_counting(cluster, monkeypatch):
     """
     tally, send_async = _LateTally(), Producer.send_async
 
-    def spy(producer: Producer, *given: Any) -> Any:
+    def spy(producer, *given):
         tally.sending()
         return send_async(producer, *given)
 
@@ -140,11 +140,11 @@ def test_room_is_made_after_counting_by_the_grpc_sender():
     tally = _LateTally()
 
     class Ending(Future[None]):
-        def add_done_callback(self, function: Any) -> None:
+        def add_done_callback(self, function):
             super().add_done_callback(function)
             threading.Thread(target=self.set_result, args=(None,)).start()
 
-    def send_async(message: Any) -> Future[None]:
+    def send_async(message):
         tally.sending()
         return Ending()
 
@@ -158,7 +158,7 @@ def test_room_is_made_after_counting_by_the_grpc_sender():
 @pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
 def test_a_sender_that_reports_too_many_messages(mode, fair):
     class Liar:
-        def run(self, *_: Any, **__: Any) -> Ended:
+        def run(self, *_, **__):
             return Ended({"ok": 101, "failed": 0, "seconds": 1.0, "cpu_s": 1.0}, 1.0, 1.0, 1.0)
 
     run = ProcessRun(

@@ -13,14 +13,13 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import NoRouteError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.ids import offset_message_id
-from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import read_topic
 from tests.damaged import damaged
 
 from . import ledger_log
 from . import schedule as schedules
 from .files import write_whole
-from .judge import Accounts, Copy, Epoch, Row, Verdict, judge
+from .judge import Accounts, Copy, Epoch, Row, judge
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -44,24 +43,24 @@ class Cell:
     result: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def topic(self) -> str:
+    def topic(self):
         return f"crash-{self.folder.parent.name}-{self.number}"
 
     @property
-    def ledger(self) -> Path:
+    def ledger(self):
         return self.folder / "ledger"
 
     @property
-    def batch(self) -> bool:
+    def batch(self):
         return self.schedule.lane in schedules.BATCHES
 
     @property
-    def reached(self) -> bool:
+    def reached(self):
         """Whether a process has reached the schedule's moment."""
         return (self.folder / "reached.json").exists()
 
     @property
-    def has_queues(self) -> bool:
+    def has_queues(self):
         """Whether all brokers have queues of the topic.
 
         A strict query that starts while a broker is away would ignore that broker for good.
@@ -69,7 +68,7 @@ class Cell:
         strict = self.schedule.ordering == "strict"
         return not strict or any((self.ledger / "_notes" / "queues").glob("*/*.json"))
 
-    def prepare(self) -> None:
+    def prepare(self):
         """Create the topic and the source files, and arm the point."""
         self.folder.mkdir(parents=True)
         self.create_topic()
@@ -83,11 +82,11 @@ class Cell:
             armed = {"point": self.schedule.moment, "count": self.schedule.count}
             write_whole(self.folder / "armed.json", json.dumps(armed))
 
-    def create_topic(self, queues: int = 4) -> None:
+    def create_topic(self, queues=4):
         with Admin(nameServer=self.cluster.name_server) as admin:
             admin.create_topic(self.topic, queues=queues)
 
-    def _write(self, epoch: int, folder: str) -> None:
+    def _write(self, epoch, folder):
         for file in range(schedules.FILES):
             numbers = range(epoch * schedules.ROWS, (epoch + 1) * schedules.ROWS)
             keys = [f"k{number % schedules.KEYS}-{file}" for number in numbers]
@@ -102,7 +101,7 @@ class Cell:
             # Spark reads files in the order of their times.
             os.utime(path, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self):
         """Return the cell's part of a driver's plan."""
         return {
             "lane": self.schedule.lane, "folder": str(self.folder), "options": self._options(),
@@ -114,7 +113,7 @@ class Cell:
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self):
         schedule = self.schedule
         options: dict[str, Any] = {
             "nameServer": self.cluster.name_server, "topic": self.topic,
@@ -140,18 +139,18 @@ class Cell:
             options["replayCheck"] = "always"
         return options
 
-    def take_late_files(self) -> None:
+    def take_late_files(self):
         for path in sorted((self.folder / "later").iterdir()):
             path.rename(self.folder / "source" / path.name)
 
-    def expected(self) -> set[Row]:
+    def expected(self):
         rows: set[Row] = set()
         for path in (self.folder / "source").iterdir():
             bodies = pq.read_table(path, columns=["body"])["body"].to_pylist()
             rows |= {ledger_log.row_of(body.encode()) for body in bodies}
         return rows
 
-    def copies(self) -> list[Copy]:
+    def copies(self):
         """Return the copies that the topic holds now, without the kept ones.
 
         A broker that is killed after it has deleted a topic fills the topic's queues again from its
@@ -166,12 +165,12 @@ class Cell:
             stored = []
         return [self._copy(message) for message in stored if _place(message) not in self._kept_at]
 
-    def keep_copies(self) -> None:
+    def keep_copies(self):
         stored = list(read_topic(self.cluster.name_server, self.topic))
         self.kept = [self._copy(message) for message in stored]
         self._kept_at = {_place(message) for message in stored}
 
-    def _copy(self, message: StoredMessage) -> Copy:
+    def _copy(self, message):
         return Copy(
             ledger_log.row_of(message.body), message.message_id or "",
             (f"{message.store_host[0]}:{message.store_host[1]}", message.queue_id),
@@ -180,7 +179,7 @@ class Cell:
             life=int(bool(self.kept)), torn=damaged(message),
         )  # fmt: skip
 
-    def verdict(self) -> Verdict:
+    def verdict(self):
         """Read topic and ledger, and judge them. Every process of the round has ended."""
         epochs = [Epoch.of(row) for row in self.result["epochs"]]
         expected = self.expected()
@@ -195,7 +194,7 @@ class Cell:
         return judge(expected, [*self.kept, *self.copies()], accounts)
 
 
-def _place(message: StoredMessage) -> tuple[str, bytes]:
+def _place(message):
     """Return the message's id and body.
 
     A killed broker may lose the end of its log and store other messages at the same offsets.

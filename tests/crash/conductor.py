@@ -4,17 +4,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import RocketSinkError
 
 from .cell import Cell
 from .files import write_whole
 from .processes import LOCAL_CLUSTER, Driver, await_gone, kill
-from .schedule import EVENTS, Schedule
+from .schedule import EVENTS
 
 _POLL_S = 0.05
 _FREEZE_S = 3.0
@@ -24,7 +22,7 @@ _DEADLINE_S = 1500.0
 class Round:
     """Schedules that are played at once on one cluster. `cells` has the results after `play`."""
 
-    def __init__(self, schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) -> None:
+    def __init__(self, schedules, cluster, folder):
         self._cluster = cluster
         self._folder = folder
         self.cells = [
@@ -44,15 +42,15 @@ class Round:
         self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
         self._jobs += [self._brokers(), self._kill_and_start_again()]
 
-    def _of(self, group: str) -> list[Cell]:
+    def _of(self, group):
         return [cell for cell in self.cells if EVENTS[cell.schedule.event].group == group]
 
     @property
-    def refusals(self) -> dict[str, str]:
+    def refusals(self):
         """The errors of each lane without `allowSpeculation` when speculation is on."""
         return dict(self._executors.report["refusals"])
 
-    def play(self) -> None:
+    def play(self):
         """Play all cells.
 
         Raises:
@@ -83,16 +81,16 @@ class Round:
             done = max(cell.folder.glob("done.*.json"), key=lambda path: path.stat().st_mtime_ns)
             cell.result = json.loads(done.read_text())
 
-    def _driver_of(self, cell: Cell) -> Driver:
+    def _driver_of(self, cell):
         group = EVENTS[cell.schedule.event].group
         return self._executors if group == "executors" else self._local
 
-    def _ended(self, cell: Cell) -> bool:
+    def _ended(self, cell):
         return self._driver_of(cell).is_done(cell)
 
     # The methods below are jobs: generators that are resumed until they end.
 
-    def _steps(self, cell: Cell) -> Any:
+    def _steps(self, cell):
         if cell.schedule.moment:
             yield from _until(lambda: cell.reached or self._ended(cell))
             if not cell.reached:
@@ -100,27 +98,27 @@ class Round:
         if event := _EVENTS.get(cell.schedule.event):
             yield from event(self, cell)
 
-    def _kill(self, cell: Cell) -> Any:
+    def _kill(self, cell):
         """Kill the worker or the executor, as the event's name says."""
         kill(_who(cell)[cell.schedule.event.removesuffix("_killed")])
         yield
 
-    def _fail_task(self, cell: Cell) -> Any:
+    def _fail_task(self, cell):
         write_whole(cell.folder / "go", "fail")
         yield
 
-    def _rival(self, cell: Cell) -> Any:
+    def _rival(self, cell):
         """Let the second driver end the query while the first one waits in the middle of it."""
         self._killed.begin(cell)
         yield from _until(lambda: self._killed.is_done(cell))
         write_whole(cell.folder / "go", "on")
 
-    def _change_queues(self, cell: Cell) -> Any:
+    def _change_queues(self, cell):
         yield from _persist(lambda: cell.create_topic(queues=8))
         write_whole(cell.folder / "go", "on")
         yield from self._after_failure(cell, 1, cell.create_topic)
 
-    def _after_failure(self, cell: Cell, number: int, repair: Callable[[], None]) -> Any:
+    def _after_failure(self, cell, number, repair):
         role = self._driver_of(cell).role
         failed = cell.folder / f"failed.{role}.{number}"
         yield from _until(lambda: failed.exists() or self._ended(cell))
@@ -130,7 +128,7 @@ class Round:
         write_whole(cell.folder / f"again.{role}.{number}", "again")
         yield from self._after_failure(cell, number + 1, lambda: None)
 
-    def _delete_topic(self, cell: Cell) -> Any:
+    def _delete_topic(self, cell):
         yield from self._first_stage(cell)
         yield from _persist(cell.keep_copies)
         yield from _persist(lambda: self._cluster.delete_topic(cell.topic))
@@ -138,17 +136,17 @@ class Round:
         write_whole(cell.folder / "stage.2", "")
         yield from self._after_failure(cell, 1, cell.create_topic)
 
-    def _delete_checkpoint(self, cell: Cell) -> Any:
+    def _delete_checkpoint(self, cell):
         yield from self._first_stage(cell)
         shutil.rmtree(cell.folder / "checkpoint")
         write_whole(cell.folder / "stage.2", "")
         yield from self._after_failure(cell, 1, lambda: None)
 
-    def _first_stage(self, cell: Cell) -> Any:
+    def _first_stage(self, cell):
         stage = cell.folder / "stage.1"
         yield from _until(lambda: stage.exists() or self._ended(cell))
 
-    def _brokers(self) -> Any:
+    def _brokers(self):
         """Play an event once for all cells that wait for it, because brokers are shared."""
         first, second = self._cluster.brokers[:2]
         yield from _until(lambda: all(cell.has_queues or self._ended(cell) for cell in self.cells))
@@ -165,13 +163,13 @@ class Round:
             yield from _until(lambda: time.monotonic() >= until_s)
             second.thaw()
 
-    def _at_event(self, name: str) -> list[Cell]:
+    def _at_event(self, name):
         return [cell for cell in self.cells if cell.schedule.event == name]
 
-    def _all_reached(self, cells: Sequence[Cell]) -> Any:
+    def _all_reached(self, cells):
         return _until(lambda: all(cell.reached or self._ended(cell) for cell in cells))
 
-    def _kill_and_start_again(self) -> Any:
+    def _kill_and_start_again(self):
         killed, cells = self._killed, self._killed.cells
         if not cells:
             return
@@ -198,12 +196,12 @@ _EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
 }  # fmt: skip
 
 
-def _until(condition: Callable[[], bool]) -> Any:
+def _until(condition):
     while not condition():
         yield
 
 
-def _persist(action: Callable[[], None]) -> Any:
+def _persist(action):
     """Repeat a request to brokers: another cell may have killed or frozen one just now."""
     while True:
         try:
@@ -212,10 +210,10 @@ def _persist(action: Callable[[], None]) -> Any:
             yield
 
 
-def _who(cell: Cell) -> dict[str, int]:
+def _who(cell):
     return dict(json.loads((cell.folder / "reached.json").read_text()))
 
 
-def _go(cells: Sequence[Cell]) -> None:
+def _go(cells):
     for cell in cells:
         write_whole(cell.folder / "go", "on")

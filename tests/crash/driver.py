@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
 
 from integration import lanes
 
@@ -31,7 +30,7 @@ from rocket_sink.spark.transactions import TransactionCommitter, check_ended
 from tests.ledger.values import leave_to_spark
 
 
-def _in_small_epochs(spark: Any, source: Path) -> Any:
+def _in_small_epochs(spark, source):
     reader = spark.readStream.schema(lanes.read(spark, source).schema)
     return reader.option("maxFilesPerTrigger", 2).parquet(str(source))
 
@@ -39,7 +38,7 @@ def _in_small_epochs(spark: Any, source: Path) -> Any:
 lanes.read_stream = _in_small_epochs
 
 
-def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _backfill(spark, source, checkpoint, options):
     sink_options = SinkOptions.parse(options)
     table = Table(lanes.read(spark, source), str(source), sink_options.with_(order_by="number"))
     work = Backfill(spark, sink_options, source=table)
@@ -53,7 +52,7 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
 _RUNS = {**{lane.name: lane.run for lane in lanes.LANES}, "backfill": _backfill}
 
 
-def _settled(spark: Any, options: dict[str, Any]) -> bool:
+def _settled(spark, options):
     """Settle a write that died, as `rocket-sink transactions settle` does.
 
     Return whether the write had been decided. A write that died after its last commit is decided,
@@ -68,19 +67,19 @@ def _settled(spark: Any, options: dict[str, Any]) -> bool:
     return True
 
 
-def _epochs(spark: Any, ledger: str) -> list[dict[str, Any]]:
+def _epochs(spark, ledger):
     # DuckDB reads the view: Spark would take as long for it as for the rest of a cell.
     read = reader_of(spark, resolve_path(ledger))
     return rows_of(read("SELECT * FROM epochs")) if read is not None else []
 
 
-def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
+def _run(spark, cell, folder):
     if cell["settles"] and _settled(spark, cell["options"]):
         return
     _RUNS[cell["lane"]](spark, folder / "source", folder / "checkpoint", cell["options"])
 
 
-def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
+def _until_done(spark, cell, role):
     folder = Path(cell["folder"])
     errors: list[str] = []
     ledger = Ledger(cell["options"]["ledger"])
@@ -98,7 +97,7 @@ def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
     _report(folder, role, {"ended": has_ended, "errors": errors, "epochs": epochs})
 
 
-def _tried(spark: Any, cell: dict[str, Any], role: str, errors: list[str], *, waits: bool) -> bool:
+def _tried(spark, cell, role, errors, *, waits):
     """Run the query until it ends, and return whether it ended well."""
     folder = Path(cell["folder"])
     for _ in range(cell["tries"]):
@@ -113,11 +112,11 @@ def _tried(spark: Any, cell: dict[str, Any], role: str, errors: list[str], *, wa
     return False
 
 
-def _report(folder: Path, role: str, result: dict[str, Any]) -> None:
+def _report(folder, role, result):
     write_whole(folder / f"done.{role}.json", json.dumps(result))
 
 
-def _cell(spark: Any, cell: dict[str, Any], role: str, *, later: bool) -> None:
+def _cell(spark, cell, role, *, later):
     # Spark looks a data source up in the thread's own session only.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     try:
@@ -129,7 +128,7 @@ def _cell(spark: Any, cell: dict[str, Any], role: str, *, later: bool) -> None:
         _report(Path(cell["folder"]), role, broken)
 
 
-def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
+def _refusals(spark, cell):
     """Return the error of each lane without `allowSpeculation`; "" if the lane sent the rows."""
     folder = Path(cell["folder"])
     options = {**cell["options"], "ledger": str(folder / "speculation")}
@@ -144,7 +143,7 @@ def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
     return messages
 
 
-def main(plan: dict[str, Any]) -> None:
+def main(plan):
     """Run a plan: role, master, conf, report (a file for the process's ids), cells, later."""
     spark = build_session("rocket-sink-crash", master=plan["master"], conf=plan["conf"])
     ids = {"driver": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid}

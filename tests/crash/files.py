@@ -1,19 +1,18 @@
 """Files as signals between the harness and its drivers."""
 
 import time
-from pathlib import Path
 
 WAIT_S = 900.0
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path, text):
     """Write a file at once, so that readers see all of it or none."""
     partial = path.with_name(path.name + ".part")
     partial.write_text(text)
     partial.rename(path)
 
 
-def await_file(path: Path) -> None:
+def await_file(path):
     """Wait for a file; raise TimeoutError if nobody writes it."""
     until_s = time.monotonic() + WAIT_S
     while not path.exists():

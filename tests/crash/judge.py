@@ -4,9 +4,8 @@ A row is `(sharding key, number)`; numbers of a key grow in the order in which i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 Row = tuple[str, int]
 Queue = tuple[str, int]
@@ -56,7 +55,7 @@ class Epoch:
     duplicates_possible: int = 0
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Epoch":
+    def of(cls, row):
         """Return the epoch of a row of the view."""
         accounted = sum(row[name] for name in _OUTCOMES)
         facts = (row["query_id"], row["adds_up"], row["rows_in"])
@@ -110,7 +109,7 @@ class Verdict:
     undecided: int
     torn: int = 0
 
-    def faults(self, *, ordering: str, delivery: str, batch: bool = False) -> dict[str, int]:
+    def faults(self, *, ordering, delivery, batch=False):
         """Return the figures that break a promise; empty if all is well."""
         wrong = {
             "lost": self.lost, "unknown": self.unknown, "unlike_ids": self.unlike_ids,
@@ -128,7 +127,7 @@ class Verdict:
         return {name: count for name, count in wrong.items() if count}
 
 
-def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts) -> Verdict:
+def judge(expected, copies, accounts):
     """Compare the expected rows, the stored copies and the ledger's accounts."""
     torn = sum(copy.torn for copy in copies)
     copies = [copy for copy in copies if not copy.torn]
@@ -146,7 +145,7 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
     )  # fmt: skip
 
 
-def disordered_rows(copies: Iterable[Copy]) -> int:
+def disordered_rows(copies):
     """Count disordered rows. Offsets give the order within a queue; queues have no common order."""
     homes: dict[str, Queue] = {}
     last: dict[str, int] = {}
@@ -162,14 +161,14 @@ def disordered_rows(copies: Iterable[Copy]) -> int:
     return wrong
 
 
-def _unlike_ids(copies: Iterable[Copy]) -> int:
+def _unlike_ids(copies):
     ids: defaultdict[Row, set[str]] = defaultdict(set)
     for copy in copies:
         ids[copy.row].add(copy.message_id)
     return sum(len(message_ids) > 1 for message_ids in ids.values())
 
 
-def _unaccounted(copies: Sequence[Copy], accounts: Accounts) -> int:
+def _unaccounted(copies, accounts):
     """Count copies at places that no answer named and that the ledger does not doubt.
 
     The ledger doubts messages by request, and rows by epoch: a row that a third attempt sent counts
@@ -187,11 +186,11 @@ def _unaccounted(copies: Sequence[Copy], accounts: Accounts) -> int:
     return max(0, min(len(elsewhere) - doubtful, len(set(elsewhere)) - possible))
 
 
-def _adds_up(epoch: Epoch) -> bool:
+def _adds_up(epoch):
     return epoch.adds_up and epoch.rows_in == epoch.accounted
 
 
-def _rows_told(epochs: Sequence[Epoch]) -> int:
+def _rows_told(epochs):
     """Return the rows of the epochs that add up, for the query that has most."""
     rows: Counter[str] = Counter()
     for epoch in epochs:

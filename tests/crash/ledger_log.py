@@ -1,19 +1,18 @@
 """The ledger, read from its files (Delta's log and Parquet) without Spark and the product."""
 
 import json
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from .judge import Row, Sent
+from .judge import Sent
 
 _ATTEMPT = ("query_id", "run_id", "epoch", "partition", "task_attempt_id", "worker", "request")
 _SENT = (*_ATTEMPT, "outcome", "broker_address", "queue_id", "queue_offset", "message_count")
 
 
-def rows_of(ledger: Path, kind: str, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+def rows_of(ledger, kind, columns):
     """Return the rows of files in the log; files that a killed writer left are not in the log."""
     found: list[dict[str, Any]] = []
     for name in _files(ledger):
@@ -22,7 +21,7 @@ def rows_of(ledger: Path, kind: str, columns: tuple[str, ...]) -> list[dict[str,
     return found
 
 
-def _files(ledger: Path) -> set[str]:
+def _files(ledger):
     files: set[str] = set()
     for commit in sorted((ledger / "_delta_log").glob("*.json")):
         for action in map(json.loads, commit.read_text().splitlines()):
@@ -33,7 +32,7 @@ def _files(ledger: Path) -> set[str]:
     return files
 
 
-def sent(ledger: Path) -> list[Sent]:
+def sent(ledger):
     """Return the requests. The row before the answer does not count for an answered request."""
     rows = rows_of(ledger, "send", _SENT)
     answered = {_request(row) for row in rows if row["outcome"] != "in_flight"}
@@ -41,17 +40,17 @@ def sent(ledger: Path) -> list[Sent]:
     return [_sent(row) for row in rows]
 
 
-def _request(row: dict[str, Any]) -> tuple[Any, ...]:
+def _request(row):
     return tuple(row[name] for name in _ATTEMPT)
 
 
-def _sent(row: dict[str, Any]) -> Sent:
+def _sent(row):
     stored = row["outcome"] in ("acked", "acked_degraded") and row["queue_offset"] is not None
     queue = (row["broker_address"], row["queue_id"]) if stored else None
     return Sent(row["outcome"], row["message_count"], queue, row["queue_offset"] if stored else -1)
 
 
-def halves(ledger: Path) -> set[str]:
+def halves(ledger):
     """Return brokers' ids of the half messages of counted requests; one text holds a group's."""
     rows = rows_of(ledger, "send", ("half", "outcome", "offset_message_id", "half_messages"))
     stored = [row for row in rows if row["half"] and row["outcome"].startswith("acked")]
@@ -60,11 +59,11 @@ def halves(ledger: Path) -> set[str]:
     return singles | {half.split(":")[0] for group in groups for half in group.split("\x02")}
 
 
-def letters(ledger: Path) -> set[Row]:
+def letters(ledger):
     """Return the rows that are dead letters."""
     return {row_of(row["body"]) for row in rows_of(ledger, "dead_letter", ("body",))}
 
 
-def row_of(body: bytes) -> Row:
+def row_of(body):
     key, _, number = body.decode().partition(":")
     return key, int(number)

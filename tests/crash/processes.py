@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -46,7 +45,7 @@ class Driver:
     later: Sequence[Cell] = ()
     process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self):
         report = self.folder / f"driver.{self.role}.json"
         plan = {
             "role": self.role, "master": self.master, "conf": {**SMALL_PLANS, **self.conf},
@@ -74,23 +73,23 @@ class Driver:
             )  # fmt: skip
 
     @property
-    def _log(self) -> Path:
+    def _log(self):
         return self.folder / f"log.{self.role}.txt"
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self):
         return dict(json.loads((self.folder / f"driver.{self.role}.json").read_text()))
 
-    def check(self) -> None:
+    def check(self):
         """Raise AssertionError if the process ended without being killed."""
         if self.process is not None and self.process.poll() not in (None, 0):
             raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell):
         """Let a cell of `later` begin."""
         write_whole(cell.folder / f"begin.{self.role}", "")
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill both halves, Python and the JVM, by SIGKILL."""
         assert self.process is not None
         self.process.kill()
@@ -98,7 +97,7 @@ class Driver:
         self.process.wait()
         self.process = None
 
-    def end(self) -> None:
+    def end(self):
         """End the process at the end of a round, even after an error."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -106,16 +105,16 @@ class Driver:
             self.process.wait()
             self.process = None
 
-    def is_done(self, cell: Cell) -> bool:
+    def is_done(self, cell):
         return (cell.folder / f"done.{self.role}.json").exists()
 
 
-def kill(pid: int) -> None:
+def kill(pid):
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def await_gone(pids: Iterable[int]) -> None:
+def await_gone(pids):
     """Wait until processes are gone: workers outlive a killed driver for a moment."""
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

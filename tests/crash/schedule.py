@@ -68,13 +68,13 @@ class Schedule:
     committer: str = ""
 
     @property
-    def name(self) -> str:
+    def name(self):
         parts = [self.lane, self.ordering, self.delivery, self.event, self.moment, self.count]
         parts += [self.ids, self.seed or "", self.committer]
         return "-".join(str(part).replace(":", "_") for part in parts if part != "")
 
     @property
-    def is_made_again(self) -> bool:
+    def is_made_again(self):
         """Whether a batch whose driver was killed becomes a new write at the next start.
 
         With `effectively_once` it stays the same write until that write has ended.
@@ -129,20 +129,20 @@ _SAME_ROWS: Final = ("worker_killed", "task_failed", "driver_killed", "executor_
 The ids that `at_least_once` makes are then the same (`rocket_sink.task.message_ids`)."""
 
 
-def lanes_of(event: str, moment: str) -> tuple[str, ...]:
+def lanes_of(event, moment):
     """Return the lanes in which the event can happen at that moment."""
     lanes = _LANES_OF.get(moment, _ALL)
     return tuple(lane for lane in EVENTS[event].lanes if lane in lanes)
 
 
-def deliveries_of(lane: str, moment: str) -> tuple[str, ...]:
+def deliveries_of(lane, moment):
     """Return the delivery modes in which a lane passes the moment."""
     if moment in (ENDING, ENDED):
         return (TRANSACTIONAL,)
     return DELIVERIES if lane in HALVES else DELIVERIES[:2]
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed):
     """Return the schedule of a seed."""
     rng = random.Random(seed)
     event = rng.choice(sorted(EVENTS))

@@ -11,16 +11,11 @@ A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` pla
 
 import itertools
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster import LocalCluster
-
-from .cell import Cell
 from .conductor import Round
-from .schedule import BACKFILL, BATCHES, CI, MOMENTS, STREAMS, Schedule, draw
+from .schedule import BACKFILL, BATCHES, CI, MOMENTS, STREAMS, draw
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -44,7 +39,7 @@ def played(request, cluster, tmp_path_factory):
     return round_
 
 
-def faults(cell: Cell) -> dict[str, object]:
+def faults(cell):
     """Return the faults of a played cell; empty if all is well."""
     modes = {"ordering": cell.schedule.ordering, "delivery": cell.schedule.delivery}
     wrong: dict[str, object] = {**cell.verdict().faults(**modes, batch=cell.batch)}
@@ -53,7 +48,7 @@ def faults(cell: Cell) -> dict[str, object]:
     return wrong
 
 
-def refused(cell: Cell) -> bool:
+def refused(cell):
     """Return whether a query with a deleted checkpoint refused to start again under its `appId`.
 
     In the foreach lane Spark asks its commit coordinator before the rows reach Python. A second
@@ -73,7 +68,7 @@ def test_nothing_is_lost_disordered_or_doubled_unseen(played, number):
     assert faults(cell) == {}, (cell.verdict(), cell.result)
 
 
-def missed(played: Round) -> list[str]:
+def missed(played):
     """Return the schedules whose moment did not come."""
     cells = (cell for cell in played.cells if not cell.reached)
     return [cell.schedule.name for cell in cells if cell.schedule.moment]
@@ -118,7 +113,7 @@ def test_drawn_schedules(cluster, tmp_path_factory, pytestconfig):
     assert not failures, "\n".join(failures)
 
 
-def _played(schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) -> list[str]:
+def _played(schedules, cluster, folder):
     """Play a round and return lines about its faults, each with its seed."""
     round_ = Round(schedules, cluster, folder)
     round_.play()

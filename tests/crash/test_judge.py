@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -27,82 +26,82 @@ class World:
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch("q", True, 8, 8)])
     halves: set[str] = field(default_factory=set)
 
-    def faults(self, ordering: str = "strict", delivery: str = "effectively_once") -> set[str]:
+    def faults(self, ordering="strict", delivery="effectively_once"):
         accounts = Accounts(self.sent, self.letters, self.epochs, self.halves)
         verdict = judge(ROWS, self.copies, accounts)
         return set(verdict.faults(ordering=ordering, delivery=delivery))
 
-    def again(self, *numbers: int) -> None:
+    def again(self, *numbers):
         """Store rows of `a` once more."""
         for place, number in enumerate(numbers):
             self.copies.append(replace(self.copies[number], offset=4 + place))
 
 
-def lose(world: World) -> None:
+def lose(world):
     del world.copies[3]
 
 
-def invent(world: World) -> None:
+def invent(world):
     world.copies.append(Copy(("c", 0), "x", HOME["b"], 4))
 
 
-def swap(world: World) -> None:
+def swap(world):
     first, second = world.copies[1:3]
     world.copies[1:3] = [replace(first, offset=2), replace(second, offset=1)]
 
 
-def move(world: World) -> None:
+def move(world):
     world.copies[3] = replace(world.copies[3], queue=("10.0.0.2:1", 0), offset=0)
 
 
-def double(world: World) -> None:
+def double(world):
     world.again(1)
     world.sent.append(Sent("acked", 1, HOME["a"], 4))
 
 
-def double_with_another_id(world: World) -> None:
+def double_with_another_id(world):
     double(world)
     world.copies[-1] = replace(world.copies[-1], message_id="another")
 
 
-def double_unseen(world: World) -> None:
+def double_unseen(world):
     world.again(1)
 
 
-def double_more_than_doubted(world: World) -> None:
+def double_more_than_doubted(world):
     world.again(1, 2, 3)
     world.sent.append(Sent("unknown", 2))
 
 
-def unbalance(world: World) -> None:
+def unbalance(world):
     world.epochs.append(Epoch("q", True, 3, 2))
 
 
-def leave_open(world: World) -> None:
+def leave_open(world):
     world.epochs.append(Epoch("q", False, 0, 0))
 
 
-def forget_rows(world: World) -> None:
+def forget_rows(world):
     world.epochs[:] = [Epoch("q", True, 7, 7), Epoch("other", True, 1, 1)]
 
 
-def tear(world: World) -> None:
+def tear(world):
     """Tear the only copy of a row."""
     world.copies[6] = replace(world.copies[6], torn=True)
 
 
-def tear_a_double(world: World) -> None:
+def tear_a_double(world):
     world.again(3)
     world.copies[-1] = replace(world.copies[-1], torn=True, message_id="")
 
 
-def bury(world: World) -> None:
+def bury(world):
     """Let a row become a dead letter."""
     lose(world)
     world.letters.add(("a", 3))
 
 
-def replay_prefix(world: World) -> None:
+def replay_prefix(world):
     """Send the first rows of a key again, which disorders nothing."""
     world.again(0, 1)
     world.sent.append(Sent("acked", 2, HOME["a"], 4))
@@ -127,7 +126,7 @@ PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
 ]
 
 
-def transactional() -> World:
+def transactional():
     """Return the same rows, each from a half message that the ledger has decided on."""
     world = World()
     world.copies = [replace(copy, half=f"half {copy.row}") for copy in world.copies]
@@ -136,26 +135,26 @@ def transactional() -> World:
     return world
 
 
-def leave_half(world: World) -> None:
+def leave_half(world):
     """Leave a half message of a committed epoch uncommitted."""
     del world.copies[7]
 
 
-def commit_twice(world: World) -> None:
+def commit_twice(world):
     world.again(3)
 
 
-def commit_of_failed_attempt(world: World) -> None:
+def commit_of_failed_attempt(world):
     """Hide the half message that counts, and show the one of an earlier attempt."""
     world.copies[5] = replace(world.copies[5], half="half of an attempt that failed")
 
 
-def commit_undecided_too(world: World) -> None:
+def commit_undecided_too(world):
     world.again(3)
     world.copies[-1] = replace(world.copies[-1], half="half of an attempt that failed")
 
 
-def send_plainly(world: World) -> None:
+def send_plainly(world):
     world.copies[0] = replace(world.copies[0], half="")
 
 
@@ -169,7 +168,7 @@ HALF_PLANTED: list[tuple[Callable[[World], None], set[str]]] = [
 ]
 
 
-def _name(value: Any) -> str:
+def _name(value):
     return str(getattr(value, "__name__", "")) or "+".join(sorted(value)) or "nothing"
 
 

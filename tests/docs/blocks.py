@@ -11,7 +11,6 @@ language is an error, so that no block is left out by accident.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,21 +38,21 @@ class Block:
     reason: str = ""
 
     @property
-    def place(self) -> str:
+    def place(self):
         return f"{self.page}:{self.line}"
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages(root=ROOT):
     """Return the README in each language and all pages, in a fixed order."""
     return [*sorted(root.glob("README*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def blocks_of(page: Path, root: Path = ROOT) -> list[Block]:
+def blocks_of(page, root=ROOT):
     """Return the fences of a page in order, without directives of the generator."""
     return list(_blocks(page.read_text(encoding="utf-8"), page.relative_to(root).as_posix()))
 
 
-def _blocks(text: str, name: str) -> Iterator[Block]:
+def _blocks(text, name):
     reason = ""
     for token in MarkdownIt("commonmark").parse(text):
         if token.type == "html_block" and (found := _REASON.search(token.content)):
@@ -66,11 +65,11 @@ def _blocks(text: str, name: str) -> Iterator[Block]:
         reason = ""
 
 
-def all_blocks(root: Path = ROOT) -> list[Block]:
+def all_blocks(root=ROOT):
     return [block for page in pages(root) for block in blocks_of(page, root)]
 
 
-def headings_of(page: Path) -> list[int]:
+def headings_of(page):
     """Return the levels of a page's headings, in order."""
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     return [int(token.tag[1]) for token in tokens if token.type == "heading_open"]

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from unittest import mock
 from xml.etree import ElementTree
 
@@ -19,7 +18,7 @@ from rocket_sink.cli import cli
 from rocket_sink.commands.common.sink_input import read_conf
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions, find_option
-from tests.docs.blocks import ROOT, Block
+from tests.docs.blocks import ROOT
 
 REDIRECTIONS = (">", ">>", "<", "2>", ">&")
 SEPARATORS = ("|", "&&", "||", ";", "&", "(", ")")
@@ -29,7 +28,7 @@ class BadBlock(AssertionError):
     """The error of a block that no user could copy."""
 
 
-def check_parsed(block: Block) -> None:
+def check_parsed(block):
     """Raise BadBlock if the block does not parse, or names a missing command or option."""
     check = {
         "python": _check_python, "bash": _check_bash, "json": _check_json, "yaml": _check_yaml,
@@ -41,7 +40,7 @@ def check_parsed(block: Block) -> None:
         raise BadBlock(f"{block.place}: {error}") from error
 
 
-def _check_python(text: str) -> None:
+def _check_python(text):
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
@@ -55,7 +54,7 @@ def _check_python(text: str) -> None:
                     _check_option(keyword.arg)
 
 
-def _check_bash(text: str) -> None:
+def _check_bash(text):
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     if done.returncode:
         raise BadBlock(done.stderr)
@@ -63,7 +62,7 @@ def _check_bash(text: str) -> None:
         check_command(arguments)
 
 
-def our_commands(text: str) -> Iterator[list[str]]:
+def our_commands(text):
     """Yield the arguments of each rocket-sink and jobs/*.py in a shell text, with the command."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -80,7 +79,7 @@ def our_commands(text: str) -> Iterator[list[str]]:
             words = []
 
 
-def _ours(words: list[str]) -> Iterator[list[str]]:
+def _ours(words):
     if words and re.fullmatch(r"[\w.-]+:\d+", words[0]):
         raise BadBlock(f"{words[0]} would be a command: put name servers in quotes")
     for at, word in enumerate(words):
@@ -96,7 +95,7 @@ def _ours(words: list[str]) -> Iterator[list[str]]:
             return
 
 
-def check_command(arguments: list[str]) -> None:
+def check_command(arguments):
     """Raise BadBlock unless click accepts the arguments and the sink accepts their options."""
     command: click.Command = cli
     context: click.Context | None = None
@@ -129,7 +128,7 @@ def check_command(arguments: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _no_files() -> Iterator[None]:
+def _no_files():
     """Let commands accept files that do not exist."""
     with (
         mock.patch("rocket_sink.commands.common.sink_input.read_conf", return_value={}),
@@ -139,28 +138,28 @@ def _no_files() -> Iterator[None]:
         yield
 
 
-def _check_option(name: str) -> None:
+def _check_option(name):
     try:
         find_option(name)
     except OptionError as error:
         raise BadBlock(str(error)) from error
 
 
-def _check_json(text: str) -> None:
+def _check_json(text):
     try:
         json.loads(text)
     except ValueError as error:
         raise BadBlock(str(error)) from error
 
 
-def _check_yaml(text: str) -> None:
+def _check_yaml(text):
     try:
         list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
         raise BadBlock(str(error)) from error
 
 
-def _check_ini(text: str) -> None:
+def _check_ini(text):
     """Check a configuration file of the sink."""
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.write(text)
@@ -171,14 +170,14 @@ def _check_ini(text: str) -> None:
             raise BadBlock(str(error)) from error
 
 
-def _check_xml(text: str) -> None:
+def _check_xml(text):
     try:
         ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise BadBlock(str(error)) from error
 
 
-def _check_java(text: str) -> None:
+def _check_java(text):
     """Check only that the brackets of Java code close; pages show it to readers who know it."""
     for left, right in ("()", "{}", "[]"):
         if text.count(left) != text.count(right):

@@ -11,9 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from tests.run_command import run_command
@@ -36,7 +34,7 @@ sys.exit(answer["code"])
 class Shell:
     """A runner of shell blocks. `transcript` holds the output of our commands."""
 
-    def __init__(self, home: Path, spark: Any) -> None:
+    def __init__(self, home, spark):
         self._bin = home / "bin"
         self._bin.mkdir()
         self._spark = spark
@@ -49,10 +47,10 @@ class Shell:
         client.chmod(0o755)
         self.transcript: list[str] = []
 
-    def close(self) -> None:
+    def close(self):
         self._server.close()
 
-    def run(self, text: str, folder: Path, environment: dict[str, str]) -> str:
+    def run(self, text, folder, environment):
         """Run a block in a folder, and add its exported variables to `environment`.
 
         Raises:
@@ -68,7 +66,7 @@ class Shell:
             ["bash", "-c", script], cwd=folder, env={**os.environ, **environment, "PATH": path},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        with contextlib.closing(process.stdout):  # type: ignore[type-var]
+        with contextlib.closing(process.stdout):
             while process.poll() is None:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._server.accept()
@@ -81,10 +79,10 @@ class Shell:
         return output
 
     @property
-    def said(self) -> str:
+    def said(self):
         return "\n".join(self.transcript)
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection):
         with connection:
             connection.settimeout(30)
             request = json.loads(connection.makefile().readline())
@@ -95,7 +93,7 @@ class Shell:
             connection.sendall(json.dumps(done._asdict()).encode())
 
 
-def _exported(path: Path) -> dict[str, str]:
+def _exported(path):
     """Return the variables that a block exported, without the shell's own."""
     pairs = (entry.partition("=") for entry in path.read_text().split("\0") if entry)
     return {
@@ -106,7 +104,7 @@ def _exported(path: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _in(folder: str, environment: Mapping[str, str]) -> Iterator[None]:
+def _in(folder, environment):
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ LONG = (
 """Pages whose commands are run by other tests, too."""
 
 
-def _name(page: Path) -> str:
+def _name(page):
     return page.relative_to(REPOSITORY).as_posix()
 
 
@@ -62,7 +61,7 @@ class World:
     shell: Shell
     spark: Any
 
-    def placed(self, text: str, folder: Path) -> str:
+    def placed(self, text, folder):
         """Return a block's text with this world's addresses and folders."""
         text = text.replace("127.0.0.1:9876", self.name_server).replace("/tmp/flights", str(folder))
         return re.sub(r"(?<![\w.])/data\b", str(self.data), text)
@@ -85,8 +84,8 @@ def world(local_cluster, spark):
         shell.close()
 
 
-def _patiently(parse: Callable[..., SinkOptions]) -> Callable[..., SinkOptions]:
-    def parse_patiently(given: Mapping[str, Any] | None = None, **more: Any) -> SinkOptions:
+def _patiently(parse):
+    def parse_patiently(given=None, **more):
         parse(given, **more)  # Errors shall name the options of the page, so parse these first.
         all_given = {**(given or {}), **more}
         names = {find_option(name).name for name in all_given}
@@ -95,7 +94,7 @@ def _patiently(parse: Callable[..., SinkOptions]) -> Callable[..., SinkOptions]:
     return parse_patiently
 
 
-def _make_data(folder: Path, name_server: str, spark: Any) -> None:
+def _make_data(folder, name_server, spark):
     """Make input for the pages, and a ledger with sends and dead letters."""
     from rocket_sink import RocketSink
 
@@ -114,7 +113,7 @@ def _make_data(folder: Path, name_server: str, spark: Any) -> None:
     sink.write(spark.createDataFrame([("one",), (None,)], "body STRING"))
 
 
-def _run(block: Block, world: World, folder: Path, names: dict[str, Any], environ: Any) -> None:
+def _run(block, world, folder, names, environ):
     text = world.placed(block.text, folder)
     if block.language == "bash":
         world.shell.run(text, folder, environ)
@@ -127,7 +126,7 @@ def _run(block: Block, world: World, folder: Path, names: dict[str, Any], enviro
         exec(code, names)
 
 
-def _clear(spark: Any) -> None:
+def _clear(spark):
     """Remove the views and queries of a page, because each page must run by itself."""
     for query in spark.streams.active:
         query.stop()
@@ -169,7 +168,7 @@ def test_a_block_is_run_or_parsed(block):
         check_parsed(block)
 
 
-def _examples(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+def _examples(command, name):
     context = click.Context(command)
     if isinstance(command, click.Group):
         for child_name in command.list_commands(context):

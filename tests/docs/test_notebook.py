@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -27,7 +26,7 @@ nbformat.write(notebook, sys.argv[1])
 QUERY, WAIT = "sink.stream(ticks)", "query.lastProgress"
 
 
-def _index(cells: list[Any], text: str) -> int:
+def _index(cells, text):
     (found,) = (n for n, cell in enumerate(cells) if text in cell.source)
     return found
 

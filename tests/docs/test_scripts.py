@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.docs.blocks import ROOT
 DOCS = ROOT / "docs"
 
 
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module(name, monkeypatch):
     """Import a script of docs/, which is no package."""
     monkeypatch.syspath_prepend(str(DOCS))
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -17,7 +16,7 @@ from tests.docs.blocks import ROOT, pages
 DOCS = ROOT / "docs"
 
 
-def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+def build(source, out):
     """Build the site by README's command. The caches of a build are in `out`."""
     return subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
@@ -111,7 +110,7 @@ def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path):
         assert words in done.stderr, done.stderr
 
 
-def links(page: Path) -> list[str]:
+def links(page):
     """Return the targets of a page's links and pictures."""
     targets = []
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8")):
@@ -120,7 +119,7 @@ def links(page: Path) -> list[str]:
     return targets
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Return the anchors of a page's headings, as GitHub and MyST make them."""
     heads = re.findall(r"^#{1,4} (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
@@ -141,7 +140,7 @@ def test_links_between_files_lead_somewhere(page):
                 assert unquote(anchor) in anchors(file), f"{page}: {target}"
 
 
-def lines_of(name: str) -> int:
+def lines_of(name):
     return len((ROOT / name).read_text(encoding="utf-8").splitlines())
 
 

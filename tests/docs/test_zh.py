@@ -1,7 +1,6 @@
 """The Chinese pages have the blocks, headings and tables of the English ones."""
 
 import re
-from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -17,20 +16,20 @@ PAIRS = {
 del PAIRS[ZH / "index.md"]
 
 
-def shape(page: Path) -> list[str]:
+def shape(page):
     """Return the shape that both languages share: blocks, levels of headings, table rows."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
     kinds = ("heading_open", "tr_open", "list_item_open", "fence", "paragraph_open")
     return [f"{token.type} {token.tag} {token.info}" for token in tokens if token.type in kinds]
 
 
-def spans(page: Path) -> list[str]:
+def spans(page):
     """Return the names in backquotes that are in any table: options, codes, commands."""
     rows = [line for line in page.read_text("utf-8").splitlines() if line.startswith("| ")]
     return sorted(name for row in rows for name in re.findall(r"`[^`]+`", row))
 
 
-def differences(page: Path, english: Path) -> list[str]:
+def differences(page, english):
     """Return the aspects in which a Chinese page differs from the English one."""
     looks = {
         "blocks": lambda one: [(b.language, b.text, b.reason) for b in blocks_of(one, one.parent)],

@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,7 +44,7 @@ class Fuzzed(NamedTuple):
     finding: str
 
 
-def fuzz(name: str, runs: int, corpus: Path, bar: Bar | None = None) -> Fuzzed:
+def fuzz(name, runs, corpus, bar=None):
     """Run a target in a process of its own."""
     folder = corpus / re.sub(r"\W", "-", name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def fuzz(name: str, runs: int, corpus: Path, bar: Bar | None = None) -> Fuzzed:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments):
     parser = argparse.ArgumentParser(prog="tests.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=[*TARGETS, "all"], metavar="TARGET")
     parser.add_argument("--runs", type=int, default=RUNS, help="inputs of each target")

@@ -6,7 +6,6 @@ TARGET `all` takes the target from the first byte.
 """
 
 import sys
-from collections.abc import Callable
 
 import atheris
 
@@ -14,7 +13,7 @@ with atheris.instrument_imports(include=["rocket_sink"]):
     from tests.fuzz.targets import TARGETS, feed
 
 
-def entry(name: str) -> Callable[[bytes], None]:
+def entry(name):
     if name != "all":
         target = TARGETS[name]
         return lambda data: feed(target, data) and None

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Final
 
 from rocket_sink import Message, Producer
@@ -38,11 +38,11 @@ _WAIT_S = 60.0
 _DIGITS = re.compile(rb"[0-9A-F]{2,}|\d")
 
 
-def _body(name: str) -> Callable[[dict[str, Any]], Any]:
+def _body(name):
     return lambda arguments: arguments[name].body
 
 
-def _argument(name: str) -> Callable[[dict[str, Any]], Any]:
+def _argument(name):
     return lambda arguments: arguments[name]
 
 
@@ -69,7 +69,7 @@ _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]]
 class Recorder:
     """A recorder that watches the calls of decoders in every new thread while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.kept: dict[str, dict[bytes, bytes]] = {}
         self.hidden: dict[bytes, bytes] = {}
         """Private bytes, such as folders, and their replacements."""
@@ -77,16 +77,16 @@ class Recorder:
             decode.__code__: (take, names) for decode, take, names in _TAKEN
         }
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self):
         threading.setprofile(self._look)
         sys.setprofile(self._look)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         sys.setprofile(None)
         threading.setprofile(None)
 
-    def _look(self, frame: FrameType, event: str, _: object) -> None:
+    def _look(self, frame, event, _):
         decoder = self._takes.get(frame.f_code) if event == "call" else None
         if decoder is not None:
             take, names = decoder
@@ -95,7 +95,7 @@ class Recorder:
             for name in names:
                 self.keep(name, data)
 
-    def keep(self, name: str, data: bytes) -> None:
+    def keep(self, name, data):
         for word, other in self.hidden.items():
             if word in data and name in ("frame", "pull", "stored", "query"):
                 # A replacement would make lengths in the input wrong.
@@ -108,7 +108,7 @@ class Recorder:
             self.keep("pushed reply", data)
 
 
-def record(version: str) -> dict[str, list[str]]:
+def record(version):
     """Record a version's traffic and return it as base64 by target."""
     with (
         tempfile.TemporaryDirectory(prefix="recorded-") as folder,
@@ -126,7 +126,7 @@ def record(version: str) -> dict[str, list[str]]:
     }
 
 
-def _talk(cluster: LocalCluster, version: str) -> None:
+def _talk(cluster, version):
     options = {"nameServer": cluster.name_server}
     topic = "recorded"
     with Admin(**options, timeout_s=30.0) as admin:
@@ -148,7 +148,7 @@ def _talk(cluster: LocalCluster, version: str) -> None:
             admin.offset_by_time(queue, 0)
 
 
-def _send(topic: str, options: dict[str, Any]) -> None:
+def _send(topic, options):
     with Producer(**options, producerGroup="recorded", compressMsgBodyOverHowmuch=500) as one:
         one.send(Message(topic, b"body", tags="t", keys=["k1", "k2"], properties={"a": "1"}))
         one.send(Message(topic, "\u8239\u3044 \u00fc".encode(), sharding_key="s", flag=7))
@@ -163,10 +163,10 @@ def _send(topic: str, options: dict[str, Any]) -> None:
             one.send(Message("no-such-topic%", b"refused"))
 
 
-def _transaction(topic: str, options: dict[str, Any]) -> None:
+def _transaction(topic, options):
     checked = threading.Event()
 
-    def listen(*_: object) -> TransactionState:
+    def listen(*_):
         checked.set()
         return TransactionState.COMMIT
 
@@ -177,7 +177,7 @@ def _transaction(topic: str, options: dict[str, Any]) -> None:
         time.sleep(1)
 
 
-def _ask(admin: Admin, topic: str, options: dict[str, Any]) -> None:
+def _ask(admin, topic, options):
     with (
         Producer(**options, producerGroup="asks") as asker,
         Producer(**options, producerGroup="replies", instanceName="replies") as replier,
@@ -194,7 +194,7 @@ def _ask(admin: Admin, topic: str, options: dict[str, Any]) -> None:
         asking.join()
 
 
-def record_all() -> None:
+def record_all():
     """Record all versions and write `recorded.json`."""
     kept = {version: record(version) for version in VERSIONS}
     RECORDED.write_text(json.dumps(kept, indent=0) + "\n")

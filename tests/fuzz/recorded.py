@@ -8,7 +8,7 @@ from typing import Final
 RECORDED: Final = Path(__file__).with_name("recorded.json")
 
 
-def recorded(target: str) -> list[bytes]:
+def recorded(target):
     """Return the inputs that peers of all versions sent to a target's decoder."""
     kept = json.loads(RECORDED.read_text())
     return [

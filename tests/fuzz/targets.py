@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
@@ -65,7 +65,7 @@ class Target(NamedTuple):
     refuses: tuple[type[Exception], ...] = (RemoteProtocolError,)
 
 
-def _frames(data: bytes) -> list[Frame]:
+def _frames(data):
     """Decode frames from two pieces. The first byte says where the cut is."""
     reader = FrameReader()
     cut = data[0] % (len(data) + 1) if data else 0
@@ -76,12 +76,12 @@ def _frames(data: bytes) -> list[Frame]:
     return frames
 
 
-def _pull(data: bytes) -> object:
+def _pull(data):
     offsets = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}
     return decode_pull_answer(Frame(0, offsets, data))
 
 
-def _rows(data: bytes) -> object:
+def _rows(data):
     """Decode by columns. The rows and the refusals must be those of decoding one by one."""
     try:
         expected: object = stored_batch([("b", each) for each in iter_stored(data)]).to_pylist()
@@ -97,23 +97,23 @@ def _rows(data: bytes) -> object:
     return rows
 
 
-def _send_answer(data: bytes) -> object:
+def _send_answer(data):
     """Decode the fields of a header that says "stored"."""
     return decode_send_answer(Frame(0, decode_json_header(data).ext))
 
 
-def _text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
+def _text(decode):
     return lambda data: decode(data.decode("utf-8", "replace"))
 
 
 class _OnDisk:
     """A decoder that feeds a reader of files."""
 
-    def __init__(self, read: Callable[[Path], object]) -> None:
+    def __init__(self, read):
         self._read = read
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __call__(self, data: bytes) -> object:
+    def __call__(self, data):
         if self._folder is None:
             memory = Path("/dev/shm")
             self._folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
@@ -122,7 +122,7 @@ class _OnDisk:
         return self._read(file)
 
 
-def _spool_file(file: Path) -> list[pa.RecordBatch]:
+def _spool_file(file):
     return list(read_batches(str(file), fs.LocalFileSystem()))
 
 
@@ -130,7 +130,7 @@ _SLOTS: Final = 4
 _SLOT_BYTES: Final = 64
 
 
-def _mapped_table(file: Path) -> object:
+def _mapped_table(file):
     """Read another worker's writes, torn or not, and put a value.
 
     The table must return the value, or be full.
@@ -148,7 +148,7 @@ def _mapped_table(file: Path) -> object:
         mapped.close()
 
 
-def _spool_sample() -> bytes:
+def _spool_sample():
     buffer = io.BytesIO()
     writer = BatchWriter(buffer)
     ctx = RunContext("query", "run", 1, 0, 1, 7, 0, worker="host:1", lane="foreach")
@@ -158,7 +158,7 @@ def _spool_sample() -> bytes:
     return buffer.getvalue()
 
 
-def _table_sample() -> bytes:
+def _table_sample():
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "table")
         mapped = MappedFile.shared(file, _SLOTS * _SLOT_BYTES)
@@ -240,7 +240,7 @@ TARGETS: Final[dict[str, Target]] = {
 }  # fmt: skip
 
 
-def feed(target: Target, data: bytes) -> Any:
+def feed(target, data):
     """Return the value, or the target's own error.
 
     Raises:

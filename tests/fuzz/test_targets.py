@@ -41,7 +41,7 @@ def test_twenty_thousand_inputs_find_nothing(tmp_path):
 
 
 def test_a_wrong_error_is_a_find():
-    def wrong(data: bytes) -> object:
+    def wrong(data):
         raise KeyError(data)
 
     with pytest.raises(KeyError):

@@ -21,11 +21,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import psutil
 
@@ -58,7 +55,7 @@ exec sleep infinity
 class Bed:
     """The bridge and its hosts, as a context manager. A world has one bed at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         assert world.inside(), "a bed is made inside a world: see world.enter"
         self.hosts: list[Host] = []
         self.names: dict[str, str] = {}
@@ -67,23 +64,20 @@ class Bed:
         _ip("addr", "add", f"{GATEWAY}/24", "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")
 
-    def __enter__(self) -> Bed:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, kind, error, trace):
         self.close()
 
-    def close(self) -> None:
+    def close(self):
         for host in self.hosts:
             host.kill()
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", _BRIDGE)
         shutil.rmtree(_DISKS, ignore_errors=True)
 
-    def host(self, name: str) -> Host:
+    def host(self, name):
         """Return a new running host at the next address."""
         host = Host(name, len(self.hosts) + 2)
         self.hosts.append(host)
@@ -92,12 +86,12 @@ class Bed:
         host.boot()
         return host
 
-    def rename(self, names: Mapping[str, str]) -> None:
+    def rename(self, names):
         """Change the addresses of names for all hosts and the world, as a DNS server would."""
         self.names.update(names)
         self._write_names()
 
-    def _write_names(self) -> None:
+    def _write_names(self):
         lines = ["127.0.0.1 localhost", *(f"{at} {name}" for name, at in self.names.items())]
         for file in (Path("/etc/hosts"), *(host.names_file for host in self.hosts)):
             # The file is bound over /etc/hosts, so it must be changed in place.
@@ -107,7 +101,7 @@ class Bed:
 class Host:
     """A machine at the bridge, made by `Bed.host`."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name, number):
         self.name = name
         self.address = f"{NETWORK}{number}"
         self._number = number
@@ -118,25 +112,25 @@ class Host:
         self._cable: subprocess.Popen[str] | None = None
         self._broken = Impairment()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"<Host {self.name} {self.address}>"
 
     @property
-    def names_file(self) -> Path:
+    def names_file(self):
         return self._files / "hosts"
 
     @property
-    def disk(self) -> Path:
+    def disk(self):
         """The path of the host's disk in the world."""
         return self._files / "disk"
 
     @property
-    def _veth(self) -> str:
+    def _veth(self):
         return f"veth{self._number}"
 
     # --- power ------------------------------------------------------------------------------
 
-    def boot(self) -> None:
+    def boot(self):
         """Start the host with its old disk and without processes."""
         environ = {**os.environ, "NAME": self.name, "FILES": str(self._files), "DISK": str(DISK)}
         flags = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
@@ -161,7 +155,7 @@ class Host:
         if self._broken != Impairment():
             self._put_forwarder()
 
-    def kill(self) -> None:
+    def kill(self):
         """Pull the plug: the host's processes and address disappear at once."""
         kernel, self._kernel = self._kernel, None
         if kernel is None:
@@ -175,10 +169,10 @@ class Host:
             kernel.stdout.close()
 
     @property
-    def running(self) -> bool:
+    def running(self):
         return self._kernel is not None
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self):
         """Return the processes of the host's pid namespace without init, with the world's pids."""
         space = os.readlink(f"/proc/{self._init}/ns/pid")
         inside = []
@@ -190,7 +184,7 @@ class Host:
 
     # --- processes --------------------------------------------------------------------------
 
-    def prefix(self, *, own_pids: bool = True) -> list[str]:
+    def prefix(self, *, own_pids=True):
         """Return the words before a command line that run it on this host.
 
         With `own_pids=False` the process is the world's own child, whose pid can be killed and
@@ -201,13 +195,11 @@ class Host:
         own = ["--pid", "--mount", f"--wdns={os.getcwd()}"] if own_pids else []
         return ["nsenter", "-t", str(self._init), "--net", "--uts", *own, "--"]
 
-    def start(self, command: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+    def start(self, command, **popen):
         """Start a command in the host's namespaces. It ends with the host at the latest."""
         return subprocess.Popen([*self.prefix(), *command], **popen)
 
-    def run(
-        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60
-    ) -> str:
+    def run(self, command, *, env=None, timeout_s=60):
         """Run a command and return its output; raise AssertionError if the command fails."""
         done = subprocess.run(
             [*self.prefix(), *command], capture_output=True, text=True, check=False,
@@ -216,12 +208,12 @@ class Host:
         assert done.returncode == 0, f"{self}: {command}: {done.stderr[-3000:]}"
         return done.stdout
 
-    def _call(self, *command: str) -> None:
+    def _call(self, *command):
         subprocess.run([*self.prefix(), *command], check=True)
 
     # --- its network ------------------------------------------------------------------------
 
-    def impair(self, **what: Any) -> None:
+    def impair(self, **what):
         """Break the host's cable by the fields of `Impairment`. Return when the cable is broken."""
         self._broken = replace(Impairment(), **what)
         if self._cable is None:
@@ -229,17 +221,17 @@ class Host:
         else:
             self._tell_forwarder()
 
-    def heal(self) -> None:
+    def heal(self):
         self.impair()
 
-    def move(self) -> None:
+    def move(self):
         """Give the host another address; connections to the old address get no answer any more."""
         old, self.address = self.address, f"{NETWORK}{int(self.address.rpartition('.')[2]) + 100}"
         # The order matters: the kernel removes a network's other addresses with its first one.
         self._call("ip", "addr", "del", f"{old}/24", "dev", "eth0")
         self._call("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
 
-    def _put_forwarder(self) -> None:
+    def _put_forwarder(self):
         tap = f"tap{self._number}"
         self._cable = subprocess.Popen(
             [sys.executable, "-m", "tests.hosts.forwarder", self._veth, tap, str(self._number)],
@@ -252,30 +244,30 @@ class Host:
         _ip("link", "set", self._veth, "nomaster")
         _ip("link", "set", tap, "master", _BRIDGE, "up")
 
-    def _tell_forwarder(self) -> None:
+    def _tell_forwarder(self):
         assert self._cable is not None
         assert self._cable.stdin is not None and self._cable.stdout is not None
         self._cable.stdin.write(self._broken.line())
         assert self._cable.stdout.readline() == "done\n", f"the forwarder of {self} died"
 
-    def _remove_forwarder(self) -> None:
+    def _remove_forwarder(self):
         cable, self._cable = self._cable, None
         if cable is not None:
             cable.kill()
             cable.communicate()
 
 
-def await_port(address: str, port: int, timeout_s: float = 60) -> None:
+def await_port(address, port, timeout_s=60):
     """Wait until a process listens at the port."""
     place = f"{address}:{port}"
     until(lambda: accepts(place), timeout_s, 0.1, f"nothing listens at {place}")
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments):
     subprocess.run(["ip", *arguments], check=True)
 
 
-def _without_offloads(interface: str) -> None:
+def _without_offloads(interface):
     """Do the same as `ethtool -K INTERFACE tx off sg off tso off gso off gro off`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for kind in _OFFLOADS:

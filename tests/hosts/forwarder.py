@@ -55,7 +55,7 @@ class Impairment:
     reject: int = 0
     reset_every_s: float = 0.0
 
-    def line(self) -> str:
+    def line(self):
         return json.dumps(asdict(self)) + "\n"
 
 
@@ -65,7 +65,7 @@ class Line:
     `due` returns frames as (direction, frame), in the order of their arrival.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self._random = random.Random(seed)
         self._waiting: list[tuple[float, int, str, bytes]] = []
         self._number = 0
@@ -75,11 +75,11 @@ class Line:
         self._since = 0.0
         self._what = Impairment()
 
-    def impair(self, what: Impairment, now: float) -> None:
+    def impair(self, what, now):
         self._what, self._since = what, now
         self._spared.clear()
 
-    def take(self, direction: str, frame: bytes, now: float) -> None:
+    def take(self, direction, frame, now):
         """Take a frame from the host (OUT) or for it (IN)."""
         impairment = self._what
         if impairment.longest_frame and len(frame) > impairment.longest_frame:
@@ -98,7 +98,7 @@ class Line:
             return
         self._put(direction, frame, now)
 
-    def _resets(self, segment: Segment, now: float) -> bool:
+    def _resets(self, segment, now):
         period = int((now - self._since) / self._what.reset_every_s)
         if segment.flags & _SYN:
             self._spared[segment.flow] = period
@@ -110,7 +110,7 @@ class Line:
         self._spared[segment.flow] = period
         return True
 
-    def _put(self, direction: str, frame: bytes, now: float) -> None:
+    def _put(self, direction, frame, now):
         impairment, at = self._what, now
         if impairment.rate_bps:
             begins = max(now, self._free_at[direction])
@@ -122,7 +122,7 @@ class Line:
         self._number += 1
         heapq.heappush(self._waiting, (at, self._number, direction, frame))
 
-    def due(self, now: float) -> list[tuple[str, bytes]]:
+    def due(self, now):
         """Return the frames whose time has come."""
         frames = []
         while self._waiting and self._waiting[0][0] <= now:
@@ -130,7 +130,7 @@ class Line:
             frames.append((direction, frame))
         return frames
 
-    def wait_s(self, now: float) -> float | None:
+    def wait_s(self, now):
         """Return the seconds until the next frame is due, or None if no frame waits."""
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
@@ -149,7 +149,7 @@ class Segment:
     payload: int
 
     @classmethod
-    def of(cls, frame: bytes) -> Segment | None:
+    def of(cls, frame):
         """Parse a frame; return None if it holds no TCP segment."""
         if frame[12:14] != b"\x08\x00" or len(frame) < 54 or frame[23] != socket.IPPROTO_TCP:
             return None
@@ -162,13 +162,13 @@ class Segment:
         )
 
     @property
-    def flow(self) -> bytes:
+    def flow(self):
         """A key of the connection, equal for both directions."""
         ends = [self.addresses[:4] + struct.pack(">H", self.ports[0]),
                 self.addresses[4:] + struct.pack(">H", self.ports[1])]  # fmt: skip
         return b"".join(sorted(ends))
 
-    def refusal(self) -> bytes:
+    def refusal(self):
         """Return the frame by which the receiver would have reset the connection."""
         frame, there = self.frame, self.addresses
         length = self.payload + bool(self.flags & _SYN) + bool(self.flags & _FIN)
@@ -179,18 +179,15 @@ class Segment:
         )
         return _tcp(frame[6:12], frame[:6], there[4:] + there[:4], self.ports[::-1], *fields)
 
-    def as_reset(self) -> bytes:
+    def as_reset(self):
         """Return the reset that the sender could have sent in place of this segment."""
         frame = self.frame
         fields = (self.sequence, self.acknowledged, _RST | _ACK)
         return _tcp(frame[:6], frame[6:12], self.addresses, self.ports, *fields)
 
 
-def _tcp(
-    target: bytes, source: bytes, addresses: bytes, ports: tuple[int, ...],
-    sequence: int, acknowledged: int, flags: int,
-) -> bytes:  # fmt: skip
-    def packed(check: int) -> bytes:
+def _tcp(target, source, addresses, ports, sequence, acknowledged, flags):
+    def packed(check):
         fields = (*ports, sequence, acknowledged, 5 << 12 | flags, 0, check, 0)
         return struct.pack(">HHIIHHHH", *fields)
 
@@ -201,7 +198,7 @@ def _tcp(
     return target + source + b"\x08\x00" + head[:10] + check + addresses + segment
 
 
-def _checksum(data: bytes) -> int:
+def _checksum(data):
     """Return the checksum of RFC 1071 over an even number of bytes."""
     total = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
@@ -209,7 +206,7 @@ def _checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def open_tap(name: str) -> int:
+def open_tap(name):
     """Open a new TAP device that lives as long as the descriptor."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(
@@ -218,7 +215,7 @@ def open_tap(name: str) -> int:
     return descriptor
 
 
-def open_cable(name: str) -> socket.socket:
+def open_cable(name):
     """Open a socket for all frames that come out of an interface."""
     cable = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
     cable.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
@@ -227,15 +224,15 @@ def open_cable(name: str) -> socket.socket:
     return cable
 
 
-def _frames_of(read: object) -> list[bytes]:
+def _frames_of(read):
     frames = []
     with contextlib.suppress(BlockingIOError):
         while len(frames) < 256:
-            frames.append(read())  # type: ignore[operator]
+            frames.append(read())
     return frames
 
 
-def main(veth: str, tap: str, seed: int) -> None:
+def main(veth, tap, seed):
     """Forward between the two until standard input ends."""
     line, cable, device = Line(seed), open_cable(veth), open_tap(tap)
     print("ready", flush=True)

@@ -35,7 +35,7 @@ _CONF = {
 class Stream:
     """The stream of a lane in a case."""
 
-    def __init__(self, spark: Any, lane: str, plan: dict[str, Any]) -> None:
+    def __init__(self, spark, lane, plan):
         folder = Path(plan["folder"], lane)
         self._source, self._ledger, self.lane = folder / "source", folder / "ledger", lane
         self._source.mkdir(parents=True)
@@ -65,7 +65,7 @@ class Stream:
         self._thread = threading.Thread(target=self._feed, daemon=True)
         self._thread.start()
 
-    def _write(self) -> None:
+    def _write(self):
         numbers = range(self.written, self.written + self._rows)
         columns: dict[str, list[Any]] = {
             "body": [b"x" * 300] * self._rows,
@@ -78,20 +78,20 @@ class Stream:
         part.rename(self._source / f"{self.written:08d}.parquet")
         self.written += self._rows
 
-    def _feed(self) -> None:
+    def _feed(self):
         while not self._stop.wait(self._period_s):
             self._write()
 
     @property
-    def sends(self) -> bool:
+    def sends(self):
         """Return whether an epoch has ended."""
         return self._query.lastProgress is not None or self._query.exception() is not None
 
-    def stop(self) -> None:
+    def stop(self):
         self._stop.set()
         self._thread.join()
 
-    def finish(self, ended_ms: int) -> dict[str, Any]:
+    def finish(self, ended_ms):
         try:
             self._query.processAllAvailable()
             self._query.stop()
@@ -123,7 +123,7 @@ class Stream:
         }  # fmt: skip
 
 
-def main() -> None:
+def main():
     spark = build_session("rocket-sink-hosts", master="local[2]", conf=_CONF)
     register(spark)
     print(json.dumps("ready"), flush=True)

@@ -11,9 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rocket_sink import Message, Producer
 from rocket_sink.errors import Outcome, SendError, UnknownOutcomeError
@@ -32,7 +30,7 @@ _KINDS = {
 class Mode:
     """A mode of sending and the answers to its messages."""
 
-    def __init__(self, name: str, topic: str, options: dict[str, Any]) -> None:
+    def __init__(self, name, topic, options):
         self.name, self.topic = name, topic
         if name == "paced":
             options = {**options, "maxMessagesPerSecond": _PACED}
@@ -49,40 +47,40 @@ class Mode:
             threading.Thread(target=work, daemon=True) for _ in range(2 if name == "paced" else 1)
         ]
 
-    def start(self) -> None:
+    def start(self):
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def stop(self):
         self._stop.set()
 
-    def finish(self) -> None:
+    def finish(self):
         for thread in self._threads:
             thread.join()
         self.producer.close(60)
 
-    def _numbers(self, count: int) -> list[int]:
+    def _numbers(self, count):
         with self._lock:
             self._next += count
             return list(range(self._next - count, self._next))
 
-    def _message(self, number: int) -> Message:
+    def _message(self, number):
         key = f"k{number % 8}" if self.name == "ordered" else None
         return Message(self.topic, _BODY, keys=(f"{self.name}.{number}",), sharding_key=key)
 
-    def _note(self, numbers: Sequence[int], outcome: Outcome, announced: bool) -> None:
+    def _note(self, numbers, outcome, announced):
         now_ms = time.time_ns() // 1_000_000
         with self._lock:
             self.told += [(number, _KINDS[outcome], announced, now_ms) for number in numbers]
 
-    def _failed(self, numbers: Sequence[int], error: BaseException) -> None:
+    def _failed(self, numbers, error):
         outcome = error.outcome if isinstance(error, SendError) else Outcome.UNKNOWN
         cause = f"{type(error).__name__}: {error}"[:300]
         with self._lock:
             self.causes[cause] = self.causes.get(cause, 0) + len(numbers)
         self._note(numbers, outcome, isinstance(error, UnknownOutcomeError))
 
-    def _send(self) -> None:
+    def _send(self):
         count = _BATCH if self.name == "batch" else 1
         for _ in self._ticks():
             numbers = self._numbers(count)
@@ -97,7 +95,7 @@ class Mode:
             else:
                 self._note(numbers, result.outcome, result.maybe_duplicate)
 
-    def _send_async(self) -> None:
+    def _send_async(self):
         for _ in self._ticks():
             (number,) = self._numbers(1)
             try:
@@ -105,8 +103,8 @@ class Mode:
             except Exception as error:
                 self._failed([number], error)
 
-    def _answered(self, number: int) -> Callable[[Any, BaseException | None], None]:
-        def answered(result: Any, error: BaseException | None) -> None:
+    def _answered(self, number):
+        def answered(result, error):
             if error is not None:
                 self._failed([number], error)
             else:
@@ -114,7 +112,7 @@ class Mode:
 
         return answered
 
-    def _ticks(self) -> Any:
+    def _ticks(self):
         """Yield at the mode's rate; missed ticks are not made up for."""
         period_s = 1 / _PER_S[self.name] if self.name in _PER_S else 0.0
         at_s = time.monotonic()
@@ -123,7 +121,7 @@ class Mode:
             yield
 
 
-def main(plan: dict[str, Any]) -> None:
+def main(plan):
     options = {"nameServer": plan["nameServer"], **plan["options"]}
     modes = [Mode(name, plan["topic"], {**options, "instanceName": name}) for name in plan["modes"]]
     for mode in modes:

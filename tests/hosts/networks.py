@@ -10,14 +10,12 @@ conf/networks.json, from which the page is made.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rocket_sink.cluster import Broker
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes, tables
-from tests.hosts.bed import Bed, Host
+from tests.hosts.bed import Bed
 from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, run_command
 
 RESULTS = Path("conf/networks.json")
@@ -29,7 +27,7 @@ SHORT = ("drop_out", "hole", "names")
 class Networks:
     """The hosts of all cases."""
 
-    def __init__(self, bed: Bed, say: Callable[[str], None]) -> None:
+    def __init__(self, bed, say):
         self.bed = bed
         self.names = [bed.host("names-1"), bed.host("names-2")]
         self.a, self.b = bed.host("broker-a"), bed.host("broker-b")
@@ -45,48 +43,48 @@ class Networks:
         for broker in self.brokers:
             broker.wait_ready(180)
 
-    def _broker(self, host: Host, name: str) -> Broker:
+    def _broker(self, host, name):
         return nodes.broker(host, name, self._addresses, known_as=host.name)
 
     @property
-    def witness_at(self) -> str:
+    def witness_at(self):
         """Return the address of a name server that lives."""
         return next(server.address for server in self.name_servers if server.alive)
 
-    def make_topic(self, topic: str) -> None:
+    def make_topic(self, topic):
         with Admin(nameServer=self.witness_at, timeout_s=60.0) as admin:
             admin.create_topic(topic, queues=4)
         self.await_routes(topic)
 
-    def await_routes(self, topic: str) -> None:
+    def await_routes(self, topic):
         for broker in self.brokers:
             broker.wait_routed(topic, 180)
 
     # --- faults -----------------------------------------------------------------------------
 
-    def one(self, **what: Any) -> None:
+    def one(self, **what):
         self.b.impair(**what)
 
-    def both(self, **what: Any) -> None:
+    def both(self, **what):
         self.a.impair(**what)
         self.b.impair(**what)
 
-    def heal(self) -> None:
+    def heal(self):
         self.a.heal()
         self.b.heal()
 
-    def change_names(self) -> None:
+    def change_names(self):
         """Point the name servers' name to the other one, and give broker-b another address."""
         self.name_servers[0].kill()
         self.b.move()
         self.bed.rename({"names": self.names[1].address, "broker-b": self.b.address})
 
-    def restore_names(self) -> None:
+    def restore_names(self):
         self.name_servers[0].spawn()
         self.name_servers[0].wait_ready(120)
         self.bed.rename({"names": self.names[0].address})
 
-    def move_broker(self) -> None:
+    def move_broker(self):
         """Move broker-b with its disk to another host while no name server lives."""
         for server in self.name_servers:
             server.kill()
@@ -94,17 +92,14 @@ class Networks:
         shutil.move(self.b.disk / "broker-b", self.spare.disk / "broker-b")
         self.brokers[1] = self._broker(self.spare, "broker-b")
 
-    def start_name_servers(self) -> None:
+    def start_name_servers(self):
         for server in self.name_servers:
             server.spawn()
         for server in self.name_servers:
             server.wait_ready(120)
 
 
-def _case(
-    name: str, title: str, begin: Callable[[Networks], None],
-    end: Callable[[Networks], None] = Networks.heal, **more: Any,
-) -> Case:  # fmt: skip
+def _case(name, title, begin, end=Networks.heal, **more):
     return Case(name, title, begin, end, **{"covered": True, **more})
 
 
@@ -164,7 +159,7 @@ TCP's windows then let through less than comes in. A short pause is at most {pro
 """
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(results):
     """Return the text of docs/networks.md."""
     limits = {
         "covered": "nothing fails, short pause", "open": "nothing fails",
@@ -176,9 +171,7 @@ def page(results: Mapping[str, Any]) -> str:
     return f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'])}"
 
 
-def play(
-    cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
-) -> Iterator[dict[str, Any]]:
+def play(cases, say, *, spark, scale):
     """Play cases and yield their results."""
     with Bed() as bed:
         run = Run(Networks(bed, say), say, spark=spark, scale=scale)

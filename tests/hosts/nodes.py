@@ -1,14 +1,12 @@
 """Name servers and brokers on hosts, by the classes of `rocket_sink.cluster`."""
 
 import os
-from collections.abc import Sequence
 
 from rocket_sink.cluster import DEFAULT_VERSION, Broker, NameServer, resolve_jars
 from rocket_sink.cluster import conf as settings_of
 from rocket_sink.cluster.node import NodeSpec
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.java import find_java
-from tests.hosts.bed import Host
 from tests.jvms import BROKER, calm, java_options
 
 NAME_SERVER_PORT = 9876
@@ -24,9 +22,7 @@ _SMALL = {
 }
 
 
-def name_server(
-    host: Host, *, port: int = NAME_SERVER_PORT, version: str = DEFAULT_VERSION, **settings: str
-) -> NameServer:
+def name_server(host, *, port=NAME_SERVER_PORT, version=DEFAULT_VERSION, **settings):
     """Start a name server on this host. `settings` are further lines of its configuration."""
     lines = {"listenPort": str(port), "bindAddress": "0.0.0.0", **settings}
     spec = _spec("name-server", "name-server", host, host.address, port, version, lines, 128)
@@ -36,10 +32,19 @@ def name_server(
 
 
 def broker(
-    host: Host, name: str, name_servers: Sequence[str], *, port: int = BROKER_PORT,
-    known_as: str = "", folder: str = "", version: str = DEFAULT_VERSION, heap_mb: int = 256,
-    start: bool = True, secrets: settings_of.Secrets | None = None, **settings: str,
-) -> Broker:  # fmt: skip
+    host,
+    name,
+    name_servers,
+    *,
+    port=BROKER_PORT,
+    known_as="",
+    folder="",
+    version=DEFAULT_VERSION,
+    heap_mb=256,
+    start=True,
+    secrets=None,
+    **settings,
+):
     """Return a broker of this host, started if `start` is true, without waiting for it.
 
     Args:
@@ -63,10 +68,7 @@ def broker(
     return new_broker
 
 
-def _spec(
-    role: str, folder_name: str, host: Host, address: str, port: int, version: str,
-    lines: dict[str, str], heap_mb: int, name: str = "",
-) -> NodeSpec:  # fmt: skip
+def _spec(role, folder_name, host, address, port, version, lines, heap_mb, name=""):
     java, folder = find_java(), host.disk / folder_name
     settings_of.write_rocketmq_home(folder, version, None)
     memory = (f"-Xms{heap_mb // 4}m", f"-Xmx{heap_mb}m", f"-XX:MaxDirectMemorySize={heap_mb}m")

@@ -41,11 +41,11 @@ class Field(Protocol):
     name_server: str
 
     @property
-    def witness_at(self) -> str: ...
+    def witness_at(self): ...
 
-    def make_topic(self, topic: str) -> None: ...
+    def make_topic(self, topic): ...
 
-    def await_routes(self, topic: str) -> None:
+    def await_routes(self, topic):
         """Wait until the route has all brokers, so that the witness reads all."""
 
 
@@ -81,7 +81,7 @@ class Case:
 class Run:
     """A run of cases, one after the other, in one field."""
 
-    def __init__(self, field: Field, say: Callable[[str], None], *, spark: bool, scale: float):
+    def __init__(self, field, say, *, spark, scale):
         self._field, self._say, self._scale = field, say, scale
         self._lanes: subprocess.Popen[str] | None = None
         if spark:
@@ -89,14 +89,14 @@ class Run:
             self._lanes = self._start("tests.hosts.lanes")
             self._heard(self._lanes)
 
-    def end(self) -> None:
+    def end(self):
         """End the lanes' session."""
         if self._lanes is not None:
             assert self._lanes.stdin is not None
             self._lanes.stdin.close()
             self._lanes.wait()
 
-    def _start(self, module: str, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, module, *arguments):
         host = self._field.client
         log = (host.disk / f"{module}.log").open("a")
         with log:
@@ -105,7 +105,7 @@ class Run:
                 stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1,
             )  # fmt: skip
 
-    def _heard(self, process: subprocess.Popen[str]) -> str:
+    def _heard(self, process):
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -115,12 +115,12 @@ class Run:
             raise AssertionError(f"a sender died: {logs}")
         return line
 
-    def _ask(self, **command: Any) -> Any:
+    def _ask(self, **command):
         assert self._lanes is not None and self._lanes.stdin is not None
         self._lanes.stdin.write(json.dumps(command) + "\n")
         return json.loads(self._heard(self._lanes))
 
-    def play(self, case: Case) -> dict[str, Any]:
+    def play(self, case):
         self._say(case.title)
         field, topic = self._field, f"case-{case.name}"
         folder = field.client.disk / case.name
@@ -172,7 +172,7 @@ class Run:
         }  # fmt: skip
 
 
-def broken_promises(figures: witness.Finding, case: Case, *, lane: bool) -> list[str]:
+def broken_promises(figures, case, *, lane):
     """Return a text for each broken promise."""
     limit_ms = PAUSE_LIMIT_MS["lanes" if lane else "producer"]
     back_ms = figures.back_ms or 0
@@ -192,7 +192,7 @@ def broken_promises(figures: witness.Finding, case: Case, *, lane: bool) -> list
     return [text for text, wrong in checks.items() if wrong]
 
 
-def judged(results: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def judged(results, cases):
     """Judge a stored run by today's promises."""
     run: dict[str, Any] = json.loads(results.read_text())
     by_name = {case.name: case for case in cases}
@@ -212,10 +212,7 @@ Play = Callable[..., Iterator[dict[str, Any]]]
 """A function of cases, `say`, `spark` and `scale` that yields the result of each case."""
 
 
-def run_command(
-    module: str, about: str, cases: Sequence[Case], short: Sequence[str], play: Play,
-    results: Path, page_file: Path, page: Callable[[Mapping[str, Any]], str],
-) -> int:  # fmt: skip
+def run_command(module, about, cases, short, play, results, page_file, page):
     """Run the command of a table's module. Return its exit code, 1 if a promise was broken.
 
     Args:
@@ -238,7 +235,7 @@ def run_command(
     world.enter(module)
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def say(text):
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     wanted = options.only or (short if options.short else [case.name for case in cases])

@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from rocket_sink.cluster import DEFAULT_VERSION, Broker, NameServer, admin
+from rocket_sink.cluster import DEFAULT_VERSION, Broker, admin
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
@@ -47,7 +46,7 @@ class Replicas:
 
     version = DEFAULT_VERSION
 
-    def __init__(self, bed: Bed, say: Callable[[str], None]) -> None:
+    def __init__(self, bed, say):
         self._bed = bed
         self.client = bed.host("client")
         say(f"starting {type(self).__name__}: {self.__doc__}")
@@ -58,14 +57,14 @@ class Replicas:
         self._start()
         self._watch: _Watch | None = None
 
-    def _start_name_server(self, **settings: str) -> NameServer:
+    def _start_name_server(self, **settings):
         host = self._bed.host("names")
         return nodes.name_server(host, version=self.version, **settings)
 
-    def _start(self) -> None:
+    def _start(self):
         raise NotImplementedError
 
-    def _replica(self, host: str, name: str, **settings: str) -> Broker:
+    def _replica(self, host, name, **settings):
         replica = nodes.broker(
             self._bed.host(host), name, [self.name_server],
             known_as=host, folder=host, version=self.version, **settings,
@@ -74,27 +73,27 @@ class Replicas:
         return replica
 
     @property
-    def witness_at(self) -> str:
+    def witness_at(self):
         return self.name_server
 
-    def close(self) -> None:
+    def close(self):
         for node in (*self.replicas.values(), self._server):
             node.kill()
 
-    def make_topic(self, topic: str) -> None:
+    def make_topic(self, topic):
         with Admin(nameServer=self.name_server, timeout_s=60.0) as tool:
             tool.create_topic(topic, queues=4)
         self.await_routes(topic)
 
-    def await_routes(self, topic: str) -> None:
+    def await_routes(self, topic):
         """Wait until all masters are in the route."""
 
-        def is_complete() -> bool:
+        def is_complete():
             return set(self.masters(topic)) == set(self.masters())
 
         until(is_complete, _READY_S, 0.2, f"no route of {topic}")
 
-    def masters(self, topic: str = "") -> dict[str, str]:
+    def masters(self, topic=""):
         """Return the addresses of the masters by broker name, of a topic's route or of all."""
         try:
             with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
@@ -108,11 +107,11 @@ class Replicas:
             return {}
         return {name: addresses[0] for name, addresses in masters.items() if 0 in addresses}
 
-    def await_masters(self, *names: str) -> None:
+    def await_masters(self, *names):
         """Wait until each broker has a master that stores messages."""
         probe = Probe()
 
-        def stores() -> bool:
+        def stores():
             masters = self.masters()
             try:
                 for name in names:
@@ -125,7 +124,7 @@ class Replicas:
 
     # --- faults -----------------------------------------------------------------------------
 
-    def kill_master(self, name: str = "broker-a") -> None:
+    def kill_master(self, name="broker-a"):
         address = self.masters()[name]
         self._dead = next(
             replica for replica in self.replicas.values() if replica.address == address
@@ -133,7 +132,7 @@ class Replicas:
         self._watch = _Watch(lambda: self.masters(name).get(name, address) != address)
         self._dead.kill()
 
-    def await_failover(self) -> int:
+    def await_failover(self):
         """Return the time of the new master in the route, and start the old one as its slave."""
         assert self._watch is not None
         at_ms = self._watch.at_ms()
@@ -144,16 +143,16 @@ class Replicas:
 class _Watch:
     """A watch that notes the time at which a condition becomes true."""
 
-    def __init__(self, check: Callable[[], bool]) -> None:
+    def __init__(self, check):
         self._found_ms = 0
         self._thread = threading.Thread(target=self._look, args=(check,), daemon=True)
         self._thread.start()
 
-    def _look(self, check: Callable[[], bool]) -> None:
+    def _look(self, check):
         until(check, _ROUTED_S, 0.05)
         self._found_ms = time.time_ns() // 1_000_000
 
-    def at_ms(self) -> int:
+    def at_ms(self):
         self._thread.join()
         assert self._found_ms, "no new master came into the route"
         return self._found_ms
@@ -162,7 +161,7 @@ class _Watch:
 class Slaves(Replicas):
     """two SYNC_MASTERs with a slave each, two copies of each message"""
 
-    def _start(self) -> None:
+    def _start(self):
         for letter in "ab":
             name = f"broker-{letter}"
             both = {"inSyncReplicas": "2", "slaveTimeout": "500"}
@@ -171,29 +170,29 @@ class Slaves(Replicas):
         self.await_masters("broker-a", "broker-b")
         until(self._copied, _READY_S, 0.2, "the slaves do not follow")
 
-    def _copied(self) -> bool:
+    def _copied(self):
         with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
             return all(1 in addresses for addresses in tool.cluster().values())
 
-    def freeze(self) -> None:
+    def freeze(self):
         for name in ("broker-a-slave", "broker-b-slave"):
             self.replicas[name].freeze()
 
-    def thaw(self) -> None:
+    def thaw(self):
         for name in ("broker-a-slave", "broker-b-slave"):
             self.replicas[name].thaw()
 
-    def kill_slave(self) -> None:
+    def kill_slave(self):
         self.replicas["broker-a-slave"].kill()
 
-    def start_slave(self) -> None:
+    def start_slave(self):
         self.replicas["broker-a-slave"].spawn()
 
 
 class Controlled(Replicas):
     """controller mode: a broker of two replicas, acknowledged by both (allAckInSyncStateSet)"""
 
-    def _start_name_server(self) -> NameServer:  # type: ignore[override]
+    def _start_name_server(self):
         host = self._bed.host("names")
         self._controller = f"{host.address}:{_CONTROLLER_PORT}"
         return nodes.name_server(
@@ -203,7 +202,7 @@ class Controlled(Replicas):
             scanNotActiveBrokerInterval="1000",
         )  # fmt: skip
 
-    def _start(self) -> None:
+    def _start(self):
         for host in ("replica-0", "replica-1"):
             self._replica(
                 host, "broker-a", brokerId="-1", brokerRole="SLAVE", enableControllerMode="true",
@@ -213,10 +212,10 @@ class Controlled(Replicas):
         self.await_masters("broker-a")
         self.await_sync()
 
-    def await_sync(self) -> None:
+    def await_sync(self):
         """Wait until both replicas are in the sync state set, by the admin tool."""
 
-        def both() -> bool:
+        def both():
             try:
                 states = admin(
                     self.name_server, "getSyncStateSet", "-a", self._controller, "-b", "broker-a",
@@ -229,18 +228,18 @@ class Controlled(Replicas):
 
         until(both, _READY_S, 0.2, "the replicas do not come into sync")
 
-    def make_topic(self, topic: str) -> None:
+    def make_topic(self, topic):
         self.await_sync()
         super().make_topic(topic)
 
-    def _slave(self) -> Broker:
+    def _slave(self):
         master = self.masters()["broker-a"]
         return next(replica for replica in self.replicas.values() if replica.address != master)
 
-    def freeze(self) -> None:
+    def freeze(self):
         self._slave().freeze()
 
-    def thaw(self) -> None:
+    def thaw(self):
         for replica in self.replicas.values():
             replica.thaw()
 
@@ -248,20 +247,20 @@ class Controlled(Replicas):
 class Acting(Replicas):
     """slaves that act for a dead master (enableSlaveActingMaster), two brokers"""
 
-    def _start_name_server(self) -> NameServer:  # type: ignore[override]
+    def _start_name_server(self):
         return super()._start_name_server(supportActingMaster="true")
 
-    def _start(self) -> None:
+    def _start(self):
         for letter in "ab":
             name, acts = f"broker-{letter}", {"enableSlaveActingMaster": "true"}
             self._replica(name, name, brokerRole="ASYNC_MASTER", **acts)
             self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **acts)
         self.await_masters("broker-a", "broker-b")
 
-    def kill_master(self, name: str = "broker-a") -> None:
+    def kill_master(self, name="broker-a"):
         self.replicas[name].kill()
 
-    def start_master(self) -> int:
+    def start_master(self):
         broker = self.replicas["broker-a"]
         broker.spawn()
         watch = _Watch(lambda: self.masters("broker-a").get("broker-a") == broker.address)
@@ -273,7 +272,7 @@ class Raft(Replicas):
 
     version = "4.9.7"
 
-    def _start(self) -> None:
+    def _start(self):
         hosts = [self._bed.host(f"peer-{number}") for number in range(3)]
         peers = ";".join(
             f"n{number}-{host.address}:{_DLEDGER_PORT}" for number, host in enumerate(hosts)
@@ -290,22 +289,22 @@ class Raft(Replicas):
 class Mapped(Replicas):
     """a static topic: eight queues that move from one broker to the other"""
 
-    def _start(self) -> None:
+    def _start(self):
         for letter in "ab":
             self._replica(f"broker-{letter}", f"broker-{letter}")
         self.await_masters("broker-a", "broker-b")
 
-    def make_topic(self, topic: str) -> None:
+    def make_topic(self, topic):
         self._topic = topic
         admin(
             self.name_server, "updateStaticTopic", "-t", topic, "-qn", "8", "-c", "DefaultCluster"
         )
         self.await_routes(topic)
 
-    def remap(self) -> None:
+    def remap(self):
         admin(self.name_server, "remappingStaticTopic", "-t", self._topic, "-b", "broker-b")
 
-    def nothing(self) -> None:
+    def nothing(self):
         """Leave the queues where they are now."""
 
 
@@ -314,7 +313,7 @@ _LONG = {"sendMsgTimeout": 60_000, "retryTimesWhenSendFailed": 30}
 """Options for a dead master: it refuses at once, and the default attempts end in two seconds."""
 
 
-def _case(name: str, title: str, begin: Any, end: Any, **more: Any) -> Case:
+def _case(name, title, begin, end, **more):
     return Case(name, title, begin, end, **{"covered": False, "modes": _ALL_MODES, **more})
 
 
@@ -374,7 +373,7 @@ short pause is at most {producer:g} s of `Producer`, {lanes:g} s of a stream.
 """
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(results):
     """Return the text of docs/clusters.md."""
     limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
     seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
@@ -388,14 +387,12 @@ def page(results: Mapping[str, Any]) -> str:
     return text
 
 
-def write_page() -> None:
+def write_page():
     """Write the page from the stored results, without a run."""
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
-def play(
-    cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
-) -> Iterator[dict[str, Any]]:
+def play(cases, say, *, spark, scale):
     """Play cases and yield their results."""
     for layout, all_cases in LAYOUTS.items():
         names = [case.name for case in all_cases]

@@ -1,9 +1,7 @@
 """Results of runs, stored as JSON and shown as Markdown."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 _COLUMNS = {
     "sent": "sent", "pause_ms": "pause s", "failed": "failed", "lost": "lost",
@@ -14,7 +12,7 @@ _COLUMNS = {
 _NONE: Mapping[str, str] = {}
 
 
-def store(path: Path, results: Mapping[str, Any], *, whole: bool) -> None:
+def store(path, results, *, whole):
     """Write results. Unless `whole`, replace only the stored cases of the same names."""
     cases = list(results["cases"])
     if not whole and path.exists():
@@ -24,20 +22,18 @@ def store(path: Path, results: Mapping[str, Any], *, whole: bool) -> None:
     path.write_text(json.dumps({**results, "cases": cases}, indent=1) + "\n")
 
 
-def figures(row: Mapping[str, Any]) -> str:
+def figures(row):
     """Return a line of figures for people who watch."""
     return " ".join(f"{name}={row[name]}" for name in (*_COLUMNS, "denied", "degraded", "back_ms"))
 
 
-def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def lines(head, rows):
     """Return a Markdown table."""
     parts = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(part) + " |\n" for part in parts)
 
 
-def verdicts(
-    cases: Iterable[Mapping[str, Any]], limits: Mapping[str, str], more: Mapping[str, str] = _NONE
-) -> str:
+def verdicts(cases, limits, more=_NONE):
     """Return a table with a line per case: ranges or sums of figures, and broken promises.
 
     Args:
@@ -59,11 +55,11 @@ def verdicts(
     return lines(head, rows)
 
 
-def _promise(case: Mapping[str, Any]) -> str:
+def _promise(case):
     return "covered" if case["covered"] else "may_fail" if case["may_fail"] else "open"
 
 
-def modes(cases: Iterable[Mapping[str, Any]], more: Mapping[str, str] = _NONE) -> str:
+def modes(cases, more=_NONE):
     """Return a table per case, with a line per mode."""
     columns = {**_COLUMNS, **more}
     texts = []
@@ -78,13 +74,13 @@ def modes(cases: Iterable[Mapping[str, Any]], more: Mapping[str, str] = _NONE) -
     return "\n".join(texts)
 
 
-def _figure(name: str, value: Any) -> str:
+def _figure(name, value):
     if value is None:
         return ""
     return f"{value / 1000:.1f}" if name.endswith("_ms") else str(value)
 
 
-def _all(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
+def _all(name, rows):
     values = [row[name] for row in rows if row[name] is not None]
     if not name.endswith("_ms"):
         return str(sum(values))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ LACKS = world.missing()
 needs_hosts = pytest.mark.skipif(bool(LACKS), reason=f"no hosts can be made here: {LACKS}")
 
 
-def _trial(name: str) -> dict[str, Any]:
+def _trial(name):
     line = world.command([sys.executable, "-m", "tests.hosts.trial", name])
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -81,7 +80,7 @@ def test_a_killed_run_leaves_nothing_behind(number):
     assert not interfaces
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def _marked(mark):
     matches = []
     for process in psutil.process_iter():
         try:
@@ -92,7 +91,7 @@ def _marked(mark: str) -> list[psutil.Process]:
     return matches
 
 
-def _segment(number: int, *, payload: int = 10, back: bool = False) -> bytes:
+def _segment(number, *, payload=10, back=False):
     """Return a frame with a payload that no test checks."""
     ends, ports = [bytes((10, 99, 0, 2)), bytes((10, 99, 0, 3))], [1000, 9]
     order = -1 if back else 1
@@ -102,7 +101,7 @@ def _segment(number: int, *, payload: int = 10, back: bool = False) -> bytes:
     return bytes(frame) + b"x" * payload
 
 
-def _line(**what: Any) -> Line:
+def _line(**what):
     line = Line(1)
     line.impair(Impairment(**what), 0.0)
     return line
@@ -143,7 +142,7 @@ def test_a_reset_ends_each_connection_once_in_a_period():
     for moment in (0.1, 0.2, 0.3, 1.1, 1.2):
         line.take(IN, _segment(5), moment)
         line.take(OUT, _segment(6, back=True), moment)
-    flags = [Segment.of(frame).flags & 4 for _, frame in line.due(2)]  # type: ignore[union-attr]
+    flags = [Segment.of(frame).flags & 4 for _, frame in line.due(2)]
     assert [bool(flag) for flag in flags].count(True) == 4, "both ends, in two periods"
 
 

@@ -5,7 +5,6 @@ The long forms are commands: `tests.hosts.networks`, `tests.hosts.replication` a
 """
 
 import json
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ pytestmark = [
 _NEVER = ("lost", "unannounced", "denied", "disordered", "failed")
 
 
-def _played(module: str, *more: str) -> dict[str, dict[str, Any]]:
+def _played(module, *more):
     """Play the short form of a module and return rows by mode, by case."""
     done = run_python("-m", module, "--short", *more, timeout_s=600, may_fail=True)
     # Exit code 1 is a broken promise or a traceback, which prints nothing to standard output.
@@ -29,7 +28,7 @@ def _played(module: str, *more: str) -> dict[str, dict[str, Any]]:
     return {case["name"]: case["rows"] for case in json.loads(done.stdout)["cases"]}
 
 
-def _assert_kept(rows: dict[str, Any]) -> None:
+def _assert_kept(rows):
     """Check the promises except those about time, because a build machine is busy."""
     for mode, row in rows.items():
         assert {name: row[name] for name in _NEVER} == dict.fromkeys(_NEVER, 0), f"{mode}: {row}"

@@ -9,7 +9,7 @@ from tests.hosts.play import Case, broken_promises
 from tests.hosts.witness import Stored, Told, finding, told_by_lane, told_by_producer
 
 
-def _stored(*numbers: int, mode: str = "sync", queue: int = 0) -> list[Stored]:
+def _stored(*numbers, mode="sync", queue=0):
     return [
         Stored(mode, number, 1000 + 100 * place, ("b", queue), place)
         for place, number in enumerate(numbers)
@@ -66,13 +66,10 @@ def test_order_is_that_of_first_copies(numbers, wrong):
 
 
 def test_broken_promises():
-    def broken(
-        covered: bool = True, may_fail: bool = False, degraded: bool = False, lane: bool = False,
-        **told: object,
-    ) -> list[str]:  # fmt: skip
+    def broken(covered=True, may_fail=False, degraded=False, lane=False, **told):
         case = Case("", "", lambda at: None, lambda at: None, covered=covered, may_fail=may_fail,
                     degraded=degraded)  # fmt: skip
-        facts = Told(**{"ended_ms": 1000, **told})  # type: ignore[arg-type]
+        facts = Told(**{"ended_ms": 1000, **told})
         figures = finding("sync", facts, _stored(1, 1, 2), 1000, back_at_ms=1000)
         return broken_promises(figures, case, lane=lane)
 

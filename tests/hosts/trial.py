@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.bed import DISK, Bed, Host, await_port
+from tests.hosts.bed import DISK, Bed, await_port
 
 PORT = 7000
 _ECHO = """
@@ -47,25 +47,23 @@ print(json.dumps(results))
 """
 
 
-def _echo(host: Host) -> None:
+def _echo(host):
     host.start([sys.executable, "-c", _ECHO])
     await_port(host.address, PORT)
 
 
-def _ask(
-    client: Host, server: str, size: int = 100, times: int = 5, timeout_s: float = 30
-) -> list[Any]:
+def _ask(client, server, size=100, times=5, timeout_s=30):
     """Return the seconds of each round trip, or the name of its error."""
     words = [server, str(size), str(times), str(timeout_s)]
     return list(json.loads(client.run([sys.executable, "-c", _CLIENT, *words])))
 
 
-def _vain(client: Host, server: Host, size: int = 100) -> list[Any]:
+def _vain(client, server, size=100):
     """Try a round trip that is not expected to end."""
     return _ask(client, server.address, size, times=1, timeout_s=1)
 
 
-def hosts(bed: Bed) -> dict[str, Any]:
+def hosts(bed):
     """Try names, pids, disks and power."""
     first, second = bed.host("one"), bed.host("two")
     first.run(["sh", "-c", f"echo mine > {DISK}/file"])
@@ -91,7 +89,7 @@ def hosts(bed: Bed) -> dict[str, Any]:
     return results
 
 
-def cables(bed: Bed) -> dict[str, Any]:
+def cables(bed):
     """Try each impairment, and a healed cable after it."""
     client, server = bed.host("client"), bed.host("server")
     _echo(server)
@@ -117,7 +115,7 @@ def cables(bed: Bed) -> dict[str, Any]:
     return results
 
 
-def alive(bed: Bed) -> dict[str, Any]:
+def alive(bed):
     """Keep a host with a process until this process is killed."""
     host = bed.host("one")
     _echo(host)

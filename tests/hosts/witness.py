@@ -2,9 +2,8 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from tests.crash.judge import Copy, disordered_rows
 from tests.java_client import read_with_java
@@ -72,7 +71,7 @@ class Finding:
     back_ms: int | None = None
 
 
-def read(name_server: str, topic: str, *, may_skip: bool = False) -> list[Stored]:
+def read(name_server, topic, *, may_skip=False):
     """Read all messages of a topic. `may_skip` allows offsets without a message."""
     messages = []
     for message in read_with_java(name_server, topic, longest_body=0, may_skip=may_skip):
@@ -82,10 +81,7 @@ def read(name_server: str, topic: str, *, may_skip: bool = False) -> list[Stored
     return messages
 
 
-def finding(
-    mode: str, told: Told, stored: Iterable[Stored], since_ms: int, *,
-    back_at_ms: int | None = None, ordered: bool = False, keys: int = 8,
-) -> Finding:  # fmt: skip
+def finding(mode, told, stored, since_ms, *, back_at_ms=None, ordered=False, keys=8):
     """Compare a mode's answers with the stored messages. The fault began at `since_ms`.
 
     If `ordered`, message N has the sharding key N modulo `keys`, and keys keep their order.
@@ -110,18 +106,18 @@ def finding(
     )  # fmt: skip
 
 
-def _first_ms(stored: Sequence[Stored], from_ms: int, until_ms: int) -> int:
+def _first_ms(stored, from_ms, until_ms):
     later = (message.store_ms for message in stored if message.store_ms >= from_ms)
     return min(later, default=until_ms) - from_ms
 
 
-def _pause_ms(times: Sequence[int], since_ms: int, until_ms: int) -> int:
+def _pause_ms(times, since_ms, until_ms):
     inside = sorted(time_ms for time_ms in times if since_ms <= time_ms <= until_ms)
     points = [since_ms, *inside, until_ms]
     return max(after - before for before, after in itertools.pairwise(points))
 
 
-def _disordered(stored: Sequence[Stored], keys: int) -> int:
+def _disordered(stored, keys):
     """Count first copies behind a later message of their key, or in another queue than the key."""
     return disordered_rows(
         Copy((str(message.number % keys), message.number), "", message.queue, message.offset)
@@ -129,7 +125,7 @@ def _disordered(stored: Sequence[Stored], keys: int) -> int:
     )
 
 
-def told_by_producer(report: Mapping[str, Any]) -> Told:
+def told_by_producer(report):
     """Read the answers of a mode from `load`'s report."""
     kinds: dict[str, list[int]] = {}
     for number, kind, _, _ in report["told"]:
@@ -144,7 +140,7 @@ def told_by_producer(report: Mapping[str, Any]) -> Told:
     )
 
 
-def told_by_lane(report: Mapping[str, Any]) -> Told:
+def told_by_lane(report):
     """Read the answers of a lane from `lanes`' report.
 
     Every row that is no dead letter counts as acknowledged. The acknowledged rows of a failed

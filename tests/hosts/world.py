@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 
 _INSIDE = "ROCKET_SINK_WORLD"
 _PREPARE = """set -e
@@ -22,7 +21,7 @@ exec "$@"
 """
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def command(arguments):
     """Return the command line that runs `arguments` in a new world.
 
     The process that starts the world must outlive it: the kernel kills the world when the thread
@@ -37,12 +36,12 @@ def command(arguments: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def inside() -> bool:
+def inside():
     """Return whether this process runs in a world."""
     return os.environ.get(_INSIDE) == "1"
 
 
-def enter(module: str) -> None:
+def enter(module):
     """Run `module` again in a new world and exit with its code. Do nothing inside a world."""
     if inside():
         return
@@ -51,7 +50,7 @@ def enter(module: str) -> None:
     raise SystemExit(subprocess.call(command([sys.executable, "-m", module, *sys.argv[1:]])))
 
 
-def missing() -> str:
+def missing():
     """Return what this machine lacks for a world with hosts; empty if nothing is missing."""
     for tool in ("setpriv", "unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:

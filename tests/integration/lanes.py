@@ -20,51 +20,51 @@ class Lane:
     streams: bool = True
 
 
-def read(spark: Any, source: Path) -> Any:
+def read(spark, source):
     return spark.read.parquet(str(source))
 
 
-def read_stream(spark: Any, source: Path) -> Any:
+def read_stream(spark, source):
     return spark.readStream.schema(read(spark, source).schema).parquet(str(source))
 
 
-def _foreach(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _foreach(spark, source, checkpoint, options):
     streams.run(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
 
 
-def _packs(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _packs(spark, source, checkpoint, options):
     streams.run(RocketSink(**options).stream(read_stream(spark, source)), checkpoint)
 
 
-def _foreach_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _foreach_batch(spark, source, checkpoint, options):
     sink = RocketSink(**options)
     streams.run(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
 
 
-def _write(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _write(spark, source, checkpoint, options):
     RocketSink(**options).write(read(spark, source))
 
 
-def _texts(options: dict[str, Any]) -> dict[str, str]:
+def _texts(options):
     return {name: str(value) for name, value in options.items()}
 
 
-def _source_stream(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _source_stream(spark, source, checkpoint, options):
     register(spark)
     writer = read_stream(spark, source).writeStream.format("rocketmq").options(**_texts(options))
     streams.run(writer, checkpoint)
 
 
-def _source_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _source_batch(spark, source, checkpoint, options):
     register(spark)
     writer = read(spark, source).write.format("rocketmq").mode("append")
     writer.options(**_texts(options)).save()
 
 
-def _by_spark(lane: Lane) -> Lane:
+def _by_spark(lane):
     """Return the lane, with a ledger that only Spark's Delta may commit to."""
 
-    def run(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    def run(spark, source, checkpoint, options):
         if not Path(options["ledger"], LOG_FOLDER).exists():
             leave_to_spark(spark, options["ledger"])
         lane.run(spark, source, checkpoint, options)

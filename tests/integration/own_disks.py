@@ -18,7 +18,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -50,7 +49,7 @@ if ! mkdir "$BASE/first" 2>/dev/null; then mount -t tmpfs none "$BASE/spool/ledg
 """
 
 
-def java_home(folder: Path) -> Path:
+def java_home(folder):
     """Make a Java whose processes have disks of their own, and return its home."""
     java = find_java()
     real = Path(str(getattr(java, "home", java)), "bin", "java")
@@ -65,7 +64,7 @@ def java_home(folder: Path) -> Path:
     return folder / "java"
 
 
-def main(name_server: str, folder: Path, *cases: str) -> None:
+def main(name_server, folder, *cases):
     for disk in DISKS:
         (folder / disk).mkdir()
     (folder / "spool" / "ledger" / "_spool").mkdir(parents=True)
@@ -117,26 +116,26 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
     spark.stop()
 
 
-def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _backfill(spark, source, checkpoint, options):
     """Backfill a table on a shared disk; the ledger's own letters would be on the own disks."""
     parsed = SinkOptions.parse(options)
     work = Backfill(spark, parsed, source=Table(read(spark, source), "source", parsed))
     work.run(work.plan().selected)
 
 
-def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _fold(spark, source, checkpoint, options):
     """Fold rows that the driver itself has spooled; a task writes them."""
     write_spool(options["ledger"], context(), letter(context()), accounts(context(), dead=1))
     Ledger(options["ledger"]).sync(spark)
 
 
-def _fold_as_large(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _fold_as_large(spark, source, checkpoint, options):
     """Fold rows that tasks would read, if tasks saw them."""
     with mock.patch.object(fold_module, "DRIVER_BYTES", 0):
         _fold(spark, source, checkpoint, options)
 
 
-def _handed(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+def _handed(spark, source, checkpoint, options):
     """Run foreach and a write of the data source, whose rows Spark brings to the driver."""
     for lane in LANES:
         if lane.name in ("foreach", "source_batch"):
@@ -148,11 +147,11 @@ def _handed(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any])
 class _Heard(logging.Handler):
     """A log handler that keeps the driver's lines."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(f"{record.levelname} {record.getMessage()}")
 
 

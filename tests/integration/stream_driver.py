@@ -7,14 +7,13 @@ Parquet files go to one file more, `rows`, because files of killed epochs are no
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from rocket_sink import RocketSink, register
 from rocket_sink.spark.session import build_session
 from tests.jvms import SMALL_PLANS
 
 
-def main(plan: dict[str, Any]) -> None:
+def main(plan):
     spark = build_session(master="local[2]", conf=SMALL_PLANS)
     register(spark)
     folder = Path(plan["folder"])

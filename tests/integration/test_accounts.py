@@ -43,7 +43,7 @@ with TableProducer(nameServer=name_server, topic="t", ledger=ledger, sendMsgTime
 cluster = scripted_cluster(1, t=4)
 
 
-def epochs_of(folder: Path) -> list[dict[str, Any]]:
+def epochs_of(folder):
     """Return the epochs that delta-rs and DuckDB read."""
     quick = quick_ledger(folder)
     return quick.query("SELECT * FROM epochs ORDER BY query_id, epoch").to_pylist()
@@ -136,11 +136,11 @@ def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(spark, cluster, tmp_p
     assert spark_rows["rows_in"].to_pylist() == [60, 60]  # Spark handed over these rows.
 
 
-def _confirmed(spark: Any, ledger: Ledger) -> list[dict[str, Any]]:
+def _confirmed(spark, ledger):
     """Return all epochs, after the listener's events, which come late."""
     folder = Path(ledger.path)
 
-    def all_confirmed() -> bool:
+    def all_confirmed():
         ledger.sync(spark)
         return all(epoch["confirmed"] for epoch in epochs_of(folder))
 

@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -28,17 +27,17 @@ A slow first message isolates its broker, and best effort would avoid it. The ro
 is made on the fly changes once its broker has registered it."""
 
 
-def rocket_sink(*arguments: str, code: int = 0, spark: Any = None, stdin: str = "") -> Done:
+def rocket_sink(*arguments, code=0, spark=None, stdin=""):
     done = run_command(*arguments, spark=spark, stdin=stdin)
     assert done.code == code, f"{arguments}\n{done.out}\n{done.err}"
     return done
 
 
-def as_json(*arguments: str, code: int = 0, spark: Any = None) -> Any:
+def as_json(*arguments, code=0, spark=None):
     return rocket_sink(*arguments, "--json", code=code, spark=spark).json()
 
 
-def json_lines(*arguments: str) -> list[Any]:
+def json_lines(*arguments):
     return rocket_sink(*arguments, "--json").lines()
 
 
@@ -58,7 +57,7 @@ def name_server(home):
     return str(state["name_server"])
 
 
-def tail(name_server: str, topic: str) -> list[Any]:
+def tail(name_server, topic):
     return json_lines("tail", "-n", name_server, "-t", topic, "--from-start", "--no-follow")
 
 
@@ -93,7 +92,7 @@ GOOD, EMPTY, LATE = 100, 3, 60
 CLOSED = "door"
 
 
-def make_topic(name_server: str, topic: str, perm: int = PermName.READ | PermName.WRITE) -> None:
+def make_topic(name_server, topic, perm=PermName.READ | PermName.WRITE):
     with Admin(nameServer=name_server, connectTimeoutMs="20s") as tool:
         tool.create_topic(topic, queues=2, perm=perm)
 
@@ -120,7 +119,7 @@ class TestStreamAndBackfill:
     Most dead letters arise in this way, because a broker refuses messages for a while.
     """
 
-    def stream(self, spark: Any, world: dict[str, str]) -> Any:
+    def stream(self, spark, world):
         # Rows in strict order wait for orderWaitMs; the closed topic's route is awaited for less.
         return as_json(
             "stream", "--format", "json", "--path", f"{world['folder']}/in",
@@ -132,7 +131,7 @@ class TestStreamAndBackfill:
             spark=spark,
         )  # fmt: skip
 
-    def backfill(self, spark: Any, world: dict[str, str], *more: str, code: int = 0) -> Any:
+    def backfill(self, spark, world, *more, code=0):
         return as_json(
             "backfill", "-l", world["ledger"], "-n", world["ns"], *PATIENT, *more,
             code=code, spark=spark,

@@ -1,11 +1,8 @@
 """The messages of a ledger that a group has consumed, beside Java's consumer and mqadmin."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import uuid
-from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pyarrow as pa
@@ -18,7 +15,6 @@ from rocket_sink.ledger.query import consumption as module
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.views import reader
-from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.route import BrokerData, TopicRoute
 from tests.clusters import make_topic
@@ -39,11 +35,11 @@ def test_what_a_java_consumer_has_read(cluster, spark, tmp_path):
     options = {"nameServer": cluster.name_server, "topic": topic}
     witness = re.compile(rf"^{topic}\s+(broker-\w)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", re.MULTILINE)
 
-    def consume(count: int) -> None:
+    def consume(count):
         words = FOLDER / "PushTopic.java", cluster.name_server, topic, str(count)
         run_java(*words, version=GENERATIONS[0])
 
-    def report(name: str = group, code: int = 0) -> Any:
+    def report(name=group, code=0):
         ledger.sync(spark)
         done = run_command(
             "report", "--ledger", ledger.path, "-n", cluster.name_server, "-g", name, "--json"
@@ -100,7 +96,7 @@ def test_messages_that_wait_or_were_deleted(end, tmp_path, monkeypatch):
     brokers = sorted({row["broker"] for row in sends if row["topic"] == "orders"})
     route = TopicRoute(brokers=tuple(BrokerData("c", name) for name in brokers))
 
-    def position(queue: MessageQueue, _: str) -> int | None:
+    def position(queue, _):
         assert end != 100 or queue.topic == "orders", "the other topic is gone"
         if queue.queue_id == 9:
             return None if end > 70 else 7

@@ -4,10 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
@@ -28,7 +26,7 @@ def ledger(tmp_path_factory):
 
 
 @contextmanager
-def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(temporary, *arguments):
     """Start a command in a process group of its own, like a shell on a terminal."""
     process = subprocess.Popen(
         [sys.executable, "-m", "rocket_sink.cli", *arguments],
@@ -46,7 +44,7 @@ def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
         process.communicate()
 
 
-def of_session(leader: int) -> list[psutil.Process]:
+def of_session(leader):
     """Return the running processes of the leader's session, also those whose parent is gone."""
     running = []
     for process in psutil.process_iter(["name"]):
@@ -58,7 +56,7 @@ def of_session(leader: int) -> list[psutil.Process]:
     return running
 
 
-def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
+def press_ctrl_c(process):
     """Interrupt the whole group like a terminal, and return the exit code and standard error.
 
     Without the line about the start of Spark. The last line begins with a new line, because a

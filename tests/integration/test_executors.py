@@ -37,7 +37,7 @@ def writes(spark, tmp_path_factory):
             faultTable="50:0, 3s:10m",
         )  # fmt: skip
 
-        def write(tasks: int) -> None:
+        def write(tasks):
             rows = spark.range(0, ROWS, 1, tasks).selectExpr("cast(id AS string) AS body")
             sink.write(rows)
             # Reading files is quick; a query of the view would take longer than all the sending.

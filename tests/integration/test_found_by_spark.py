@@ -16,7 +16,6 @@ import pytest
 
 from rocket_sink.java import find_java
 from rocket_sink.spark.session_checks import FORMAT
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.integration.test_spark_submit import ROOT, environment
 from tests.java_client import FOLDER, GENERATIONS, java_command
@@ -79,22 +78,22 @@ def flow():
 """
 
 
-def run(command: list[str], **more: object) -> None:
+def run(command, **more):
     environ = {**environment(), "JAVA_HOME": str(find_java().home)}
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=800, **more  # type: ignore[call-overload]
+        command, env=environ, capture_output=True, text=True, timeout=800, **more
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def bodies(cluster: FakeCluster) -> list[str]:
+def bodies(cluster):
     return sorted(message.body.decode() for message in cluster.messages("t"))
 
 
 cluster = scripted_cluster(1, t=4)
 
 
-def put_rows(folder: Path) -> None:
+def put_rows(folder):
     """Write ten rows to the folder `in` of this one."""
     (folder / "in").mkdir()
     rows = [json.dumps({"body": f"stream {number}"}) for number in range(10)]
@@ -107,7 +106,7 @@ def rows_folder(tmp_path):
     return tmp_path
 
 
-def wanted(*kinds: str) -> list[str]:
+def wanted(*kinds):
     return sorted(f"{kind} {number}" for kind in kinds for number in range(10))
 
 

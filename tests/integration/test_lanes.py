@@ -3,9 +3,7 @@
 import calendar
 import shutil
 import uuid
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +13,11 @@ from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
-from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
 from tests.clusters import scripted_cluster
 
 from . import lanes
-from .lanes import BY_SPARK, LANES, Lane, read
+from .lanes import BY_SPARK, LANES, read
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -35,20 +32,20 @@ cluster = scripted_cluster(scope="module")
     ids=lambda lane: lane.name,
 )
 def lane(request):
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 class World:
     """A run with a topic, a ledger and a source folder of its own."""
 
-    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: Lane) -> None:
+    def __init__(self, spark, cluster, folder, lane):
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         cluster.create_topic(self.topic)
         self.ledger = Ledger(str(folder / "ledger"))
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         """The lane's options; by the times a busy machine does not make a broker look slow."""
         return {
             "nameServer": self.cluster.name_server, "topic": self.topic,
@@ -56,31 +53,31 @@ class World:
             "connectTimeoutMs": 20_000,
         }  # fmt: skip
 
-    def put(self, table: pa.Table, parts: int = 1) -> None:
+    def put(self, table, parts=1):
         source = self.folder / "source"
         source.mkdir(exist_ok=True)
         step = -(-table.num_rows // parts)
         for part in range(parts):
             pq.write_table(table.slice(part * step, step), source / f"{uuid.uuid4().hex}.parquet")
 
-    def run(self, **options: Any) -> None:
+    def run(self, **options):
         source, checkpoint = self.folder / "source", self.folder / "checkpoint"
         self.lane.run(self.spark, source, checkpoint, {**self.options, **options})
         self.ledger.sync(self.spark)
 
-    def stored(self) -> list[Any]:
+    def stored(self):
         return self.cluster.messages(self.topic)
 
-    def view(self, select: str) -> list[Any]:
+    def view(self, select):
         """Return the rows of a query over the ledger's views. DuckDB cannot read each table."""
         query = reader_of(self.spark, resolve_path(self.ledger.path))
         assert query is not None
         return [SimpleNamespace(**row) for row in query(select).to_pylist()]
 
-    def epochs(self) -> list[Any]:
+    def epochs(self):
         return self.view("SELECT * FROM epochs")
 
-    def letters(self) -> dict[str, str]:
+    def letters(self):
         rows = self.view("SELECT * FROM pending_letters")
         return {row.keys[0]: row.last_error_code for row in rows}
 
@@ -90,7 +87,7 @@ def world(spark, cluster, tmp_path, lane):
     return World(spark, cluster, tmp_path, lane)
 
 
-def lanes_of(*chosen: str) -> pytest.MarkDecorator:
+def lanes_of(*chosen):
     """Run a test with these lanes; the other lanes belong to the long forms."""
     params = [
         pytest.param(each, id=each.name, marks=[] if lane.name in chosen else [pytest.mark.slow])
@@ -100,7 +97,7 @@ def lanes_of(*chosen: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("lane", params)
 
 
-def flights(count: int, keys: int = 40) -> pa.Table:
+def flights(count, keys=40):
     return pa.table(
         {
             "body": [f"{i:06d}" for i in range(count)],
@@ -219,7 +216,7 @@ def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world):
     """
     from pyspark.sql import functions
 
-    def breaking(read_it: Any) -> Any:
+    def breaking(read_it):
         broken = functions.expr("if(broken, raise_error('upstream broke'), body)")
         return lambda spark, source: read_it(spark, source).withColumn("body", broken)
 

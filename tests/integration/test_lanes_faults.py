@@ -2,15 +2,11 @@
 
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
@@ -29,7 +25,7 @@ CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 class Sending:
     """A task that sends the table batch by batch. It calls `during` after a third of the rows."""
 
-    def __init__(self, cluster: LocalCluster, ledger: Path, **options: Any) -> None:
+    def __init__(self, cluster, ledger, **options):
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         make_topic(cluster, self.topic)
         self.cluster = cluster
@@ -38,14 +34,14 @@ class Sending:
         )
         self._repairs: list[Future[None]] = []
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later(self, delay_s, action):
         """Repair a broker during the sends; `run` returns after the repair.
 
         Sends need not wait for a broker that is away, but the later reading and the next test's
         topic do. A broker takes seconds to start, and half a minute on a busy machine.
         """
 
-        def repair() -> None:
+        def repair():
             time.sleep(delay_s)
             action()
 
@@ -53,7 +49,7 @@ class Sending:
         self._repairs.append(thread.submit(repair))
         thread.shutdown(wait=False)
 
-    def run(self, during: Callable[[], None]) -> Any:
+    def run(self, during):
         pool = ProducerPool()
         run = TaskRunner(self.options, CTX, pool=pool)
         keys = [f"N{i % KEYS}" for i in range(ROWS)]
@@ -74,13 +70,13 @@ class Sending:
             for repair in self._repairs:
                 repair.result()
 
-    def stored(self) -> list[Any]:
+    def stored(self):
         """Return all messages of the topic, also those of brokers that were away."""
         self.cluster.await_route(self.topic)
         return list(read_topic(self.cluster.name_server, self.topic))
 
 
-def in_order(stored: list[Any]) -> bool:
+def in_order(stored):
     """Return whether the first copies of each key's messages are in order."""
     per_key: dict[str, dict[bytes, None]] = {}
     for message in stored:
@@ -90,9 +86,7 @@ def in_order(stored: list[Any]) -> bool:
     return all(list(bodies) == sorted(bodies) for bodies in per_key.values())
 
 
-def run_whole(
-    sending: Sending, during: Callable[[], None], after: Callable[[], Any] = lambda: None
-) -> tuple[Any, list[Any]]:
+def run_whole(sending, during, after=lambda: None):
     """Send the rows, of which none may be missing; return the summary and the stored messages."""
     summary = sending.run(during)
     after()
@@ -107,7 +101,7 @@ def test_strict_keys_wait_for_a_broker_that_comes_back_and_stay_in_order(cluster
     sending = Sending(cluster, tmp_path, ordering="strict", orderWaitMs=200_000)
     broker = cluster.brokers[0]
 
-    def fail() -> None:
+    def fail():
         getattr(broker, fault)()
         sending.later(4.0, broker.thaw if fault == "freeze" else lambda: broker.restart(300))
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ def sending(request, cluster, tmp_path):
     )  # fmt: skip
 
 
-def check(sending: Sending, summary: Any, *, in_part: int) -> None:
+def check(sending, summary, *, in_part):
     """Check that every row is stored complete and once, with at most `in_part` torn copies."""
     stored = sending.stored()
     complete = [message for message in stored if not damaged(message)]
@@ -41,7 +40,7 @@ def test_a_frozen_broker_doubles_nothing(sending):
     """Requests to a frozen broker run out of time, and it stores them when it wakes up."""
     broker = sending.cluster.brokers[0]
 
-    def freeze() -> None:
+    def freeze():
         broker.freeze()
         sending.later(5.0, broker.thaw)
 
@@ -55,7 +54,7 @@ def test_a_killed_broker_doubles_nothing(sending):
     """Allow one torn copy: the message that the broker was writing (`test_torn_log.py`)."""
     broker = sending.cluster.brokers[1]
 
-    def kill() -> None:
+    def kill():
         broker.kill()
         sending.later(1.0, lambda: broker.restart(300))
 

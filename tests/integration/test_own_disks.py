@@ -48,14 +48,14 @@ class Played(NamedTuple):
     found: dict[str, dict[str, Any]]
     """The result of each lane by disk."""
 
-    def of(self, disk: str) -> dict[str, Any]:
+    def of(self, disk):
         assert list(self.found[disk]) == list(self.cases[disk])
         return self.found[disk]
 
-    def stored(self, disk: str, lane: str) -> int:
+    def stored(self, disk, lane):
         return len(self.cluster.messages(f"{disk}-{lane}"))
 
-    def epochs(self, disk: str) -> list[Any]:
+    def epochs(self, disk):
         return view_rows(self.folder / disk / "ledger", "SELECT * FROM epochs")
 
 

@@ -8,17 +8,15 @@ import pytest
 from pyspark.sql import datasource
 
 from rocket_sink import register
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
-from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic
 from tests.producer.waiting import until
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -26,7 +24,7 @@ TOPIC, GROUP = "dlq-orders", "dlq-billing"
 PATIENT = {"sendMsgTimeout": "60s", "connectTimeoutMs": "20s"}
 
 
-def give_up(admin: Admin, message: StoredMessage) -> None:
+def give_up(admin, message):
     """Send a message back like a consumer after too many failures.
 
     The request is ConsumerSendMsgBackRequestHeader.
@@ -43,10 +41,10 @@ def give_up(admin: Admin, message: StoredMessage) -> None:
     admin._call("broker", f"{host}:{port}", frame, {0})
 
 
-def wait_for(count: int, read: Any) -> list[Any]:
+def wait_for(count, read):
     items: list[Any] = []
 
-    def are_there() -> bool:
+    def are_there():
         with contextlib.suppress(Exception):
             items[:] = read()
         return len(items) >= count
@@ -55,7 +53,7 @@ def wait_for(count: int, read: Any) -> list[Any]:
     return items
 
 
-def dlq(cluster: LocalCluster, verb: str) -> Done:
+def dlq(cluster, verb):
     done = run_command("dlq", verb, "-n", cluster.name_server, "-g", GROUP, "--json")
     assert done.code == 0, done.err
     return done
@@ -105,7 +103,7 @@ def test_spark_reads_what_is_stored(cluster, spark):
     """Read the two topics of the test above, one of them a dead-letter topic."""
     register(spark)
 
-    def read(topic: str, **more: Any) -> Any:
+    def read(topic, **more):
         reader = spark.read.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
         return reader.options(**more).load()
 
@@ -167,5 +165,5 @@ def test_filters_of_a_query_narrow_what_is_pulled(cluster, spark, condition, sca
     assert scan.metrics().apply("numOutputRows").value() == scanned
 
 
-def seq(scala: Any) -> list[Any]:
+def seq(scala):
     return [scala.apply(index) for index in range(scala.size())]

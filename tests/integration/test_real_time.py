@@ -3,9 +3,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyspark
@@ -35,7 +32,7 @@ ALLOWLIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 class Source:
     """Spark's own source for tests of real-time mode: a column of texts."""
 
-    def __init__(self, spark: Any) -> None:
+    def __init__(self, spark):
         jvm = spark._jvm
         stream = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream.apply(
             spark._jsparkSession, 1, jvm.org.apache.spark.sql.Encoders.STRING()
@@ -43,13 +40,13 @@ class Source:
         self._jvm, self._stream = jvm, stream
         self.frame = DataFrame(stream.toDF(), spark)
 
-    def put(self, text: str) -> None:
+    def put(self, text):
         rows = self._jvm.java.util.ArrayList()
         rows.add(text)
         self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(rows).toSeq())
 
 
-def start(writer: Any, folder: Path) -> Any:
+def start(writer, folder):
     writer = writer.outputMode("update").option("checkpointLocation", str(folder / "checkpoint"))
     return writer.trigger(realTime=EPOCH).start()
 
@@ -64,7 +61,7 @@ def options(cluster, tmp_path):
     return {**where, "sendMsgTimeout": 60_000}
 
 
-def accounts(spark: Any, options: dict[str, Any]) -> tuple[int, int]:
+def accounts(spark, options):
     """Return the numbers of acknowledged rows and of dead letters."""
     ledger = Ledger(options["ledger"])
     ledger.sync(spark)
@@ -105,16 +102,16 @@ def test_map_in_arrow_sends_each_row_as_it_comes(spark, cluster, options, tmp_pa
     """Kill the worker, too: Spark repeats the task, which sends the epoch's rows again."""
     source, pid = Source(spark), tmp_path / "pid"
 
-    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def send(batches):
         pid.write_text(str(os.getpid()))
         with TableProducer(**options) as producer:
             result = producer.send(batch.rename_columns(["body"]) for batch in batches)
         yield pa.RecordBatch.from_pydict({"acked": [result.summary.acked]})
 
-    def stored() -> set[int]:
+    def stored():
         return {int(message.body) for message in cluster.messages("t")}
 
-    def put(query: Any, numbers: range) -> None:
+    def put(query, numbers):
         """Put each row when the one before is stored: Spark keeps back the last one."""
         for number in numbers:
             source.put(f"{number:0300}")
@@ -134,12 +131,12 @@ def test_map_in_arrow_sends_each_row_as_it_comes(spark, cluster, options, tmp_pa
     assert acked >= 20 and dead == 0
 
 
-def _source(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
+def _source(spark, frame, options):
     register(spark)
     return frame.writeStream.format("rocketmq").options(**options)
 
 
-def _batches(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
+def _batches(spark, frame, options):
     return frame.writeStream.foreachBatch(RocketSink(**options).write_batch)
 
 

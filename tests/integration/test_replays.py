@@ -2,20 +2,17 @@
 
 import uuid
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink import Ledger
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.spark import foreach_batch
 from tests.clusters import make_topic, read_topic
 from tests.ledger.views import view_rows
 
-from .lanes import LANES, Lane
+from .lanes import LANES
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -26,7 +23,7 @@ STREAMS = [lane for lane in LANES if lane.streams]
 class World:
     """A query with its source, checkpoint, ledger and topic."""
 
-    def __init__(self, spark: Any, cluster: LocalCluster, folder: Path, lane: Lane) -> None:
+    def __init__(self, spark, cluster, folder, lane):
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         make_topic(cluster, self.topic)
@@ -38,27 +35,27 @@ class World:
         pq.write_table(table, folder / "source" / "part.parquet")
         self.expected = Counter(body.encode() for body in bodies)
 
-    def run(self, **options: Any) -> None:
+    def run(self, **options):
         settings = {
             "nameServer": self.cluster.name_server, "topic": self.topic,
             "ledger": str(self.folder / "ledger"), "delivery": "effectively_once", **options,
         }  # fmt: skip
         self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", settings)
 
-    def forget_the_last_commit(self) -> None:
+    def forget_the_last_commit(self):
         commits = self.folder / "checkpoint" / "commits"
         max(commits.glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
         for sums in commits.glob(".*.crc"):
             sums.unlink()
 
-    def check_copies(self, copies: int) -> None:
+    def check_copies(self, copies):
         """Check that each row is stored so many times, each time under another id."""
         stored = list(read_topic(self.cluster.name_server, self.topic))
         expected = Counter({body: copies * count for body, count in self.expected.items()})
         assert Counter(message.body for message in stored) == expected
         assert len({message.message_id for message in stored}) == copies * ROWS
 
-    def found_stored(self) -> int:
+    def found_stored(self):
         self.ledger.sync(self.spark)
         select = "SELECT sum(found_stored) AS found FROM ledger_rows WHERE kind = 'epoch'"
         return int(view_rows(self.ledger.path, select)[0].found or 0)
@@ -90,11 +87,11 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(spark, cluster, tmp_
     """The next write of the same name asks brokers; the following one is new with equal rows."""
     world = World(spark, cluster, tmp_path, LANES[2])
 
-    def sent_and_died(results: Any, *_: Any) -> None:
+    def sent_and_died(results, *_):
         results.collect()
         raise KeyError("the driver died")
 
-    def died_at_the_end(*where: Any, is_done: bool) -> None:
+    def died_at_the_end(*where, is_done):
         raise KeyError("the driver died")
 
     # The write dies once more, after the ledger's commit.

@@ -9,7 +9,6 @@ import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,7 +45,7 @@ pytestmark = [
 ]
 
 
-def data_of(port: int, path: str, **parameters: str) -> Any:
+def data_of(port, path, **parameters):
     """Return what Prometheus answers; an empty dictionary while it does not answer."""
     url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     try:
@@ -56,13 +55,13 @@ def data_of(port: int, path: str, **parameters: str) -> Any:
         return {}
 
 
-def asked(port: int, query: str) -> dict[str, float]:
+def asked(port, query):
     """Return {outcome: value} of a query to Prometheus; empty while Prometheus does not answer."""
     series = data_of(port, "query", query=query).get("result", [])
     return {each["metric"].get("outcome", ""): float(each["value"][1]) for each in series}
 
 
-def alerts(port: int) -> dict[str, tuple[str, str]]:
+def alerts(port):
     """Return {alert: (health of its rule, state)}."""
     groups = data_of(port, "rules").get("groups", [])
     return {r["name"]: (r["health"], r["state"]) for group in groups for r in group["rules"]}

@@ -3,9 +3,6 @@
 A file system of Hadoop's gives local files the scheme `oss`.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,7 +15,6 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.transport.handed import RowsInMemory, spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.values import accounts, context
 
@@ -45,9 +41,7 @@ def store(spark, tmp_path_factory):
 cluster = scripted_cluster(1, t=4)
 
 
-def play(
-    spark: Any, cluster: FakeCluster, store: Path, checkpoint: Path, lane: str, **more: str
-) -> None:
+def play(spark, cluster, store, checkpoint, lane, **more):
     options = {"nameServer": cluster.name_server, "topic": "t", "ledger": LEDGER,
                "sendMsgTimeout": 60_000, **more}  # fmt: skip
     if lane == "backfill":
@@ -76,7 +70,7 @@ def test_all_lanes_work(spark, cluster, store, tmp_path):
     assert sorted(path.name for path in (store / "ledger").glob("_*")) == ["_delta_log"]
 
 
-def spooled(epoch: int) -> None:
+def spooled(epoch):
     ctx = context(query_id="folds", epoch=epoch)
     rows = RowsInMemory(ctx)
     rows.append(accounts(ctx, acked=1))
@@ -85,7 +79,7 @@ def spooled(epoch: int) -> None:
     spool_handed(resolve_path(LEDGER), [handed])
 
 
-def folded(spark: Any) -> list[int]:
+def folded(spark):
     rows = Ledger(LEDGER).rows(spark).where("query_id = 'folds'")
     return sorted(row.epoch for row in rows.collect())
 
@@ -97,7 +91,7 @@ def test_a_killed_fold_of_the_drivers_folder_is_completed(
     before = folded(spark) if Ledger(LEDGER).exists(spark) else []
     hosts = [str(tmp_path / "one"), str(tmp_path / "two")]
 
-    def die(at: str) -> None:
+    def die(at):
         if at == step:
             raise KeyboardInterrupt
 

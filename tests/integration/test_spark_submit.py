@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 400.0
 
 
-def terminate(process: subprocess.Popen[str]) -> None:
+def terminate(process):
     """Signal the JVM alone, as a scheduler does: spark-submit becomes it."""
     process.send_signal(signal.SIGTERM)
 
 
-def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+def press_ctrl_c(process):
     """Signal Java and Python, as a terminal does."""
     os.killpg(process.pid, signal.SIGINT)
 
@@ -39,7 +39,7 @@ SUBMIT = [str(Path(sys.executable).parent / "spark-submit"), *submit_words()]
 SUBMIT += ["--master", "local[1]"]
 
 
-def environment() -> dict[str, str]:
+def environment():
     """Return the environment of a user, with this repository on the path."""
     names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
     environ = {name: value for name, value in os.environ.items() if name not in names}

@@ -10,9 +10,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -20,7 +19,6 @@ import pyspark
 import pytest
 from packaging.version import Version
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.spark.datasource import register
 from tests import java_client
 from tests.clusters import make_topic, read_topic
@@ -34,7 +32,7 @@ LENGTHS = pytest.mark.parametrize(
 )
 
 
-def sent_by_java(cluster: LocalCluster, topic: str, count: int) -> Counter[tuple[str, int]]:
+def sent_by_java(cluster, topic, count):
     """Let Java send the numbers below `count`. Return its own count of sends per queue."""
     lines = java_client.run_java(
         java_client.FOLDER / "SendNumbers.java", cluster.name_server, topic, "String",
@@ -53,7 +51,7 @@ def test_consoles_show_the_lag_of_the_consumer_group(cluster, spark, tmp_path):
     options = {"nameServer": cluster.name_server, "topic": topic, "startingOffsets": "earliest"}
     options["consumerGroup"] = group
 
-    def lag() -> tuple[int, int]:
+    def lag():
         """Return the sums of the brokers' and of the group's offsets, by `mqadmin`."""
         text = cluster.admin("consumerProgress", "-g", group)
         rows = [row for row in _LAG.findall(text) if topic in text]
@@ -68,12 +66,12 @@ def test_consoles_show_the_lag_of_the_consumer_group(cluster, spark, tmp_path):
         assert lag() == (total, total)
 
 
-def play_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **plan: Any) -> int:
+def play_kills(folder, kills, seed, sending, **plan):
     """Start the driver, kill it `kills` times, and let it end after the sends. Return how many
     kills met an epoch that had begun."""
     draw, met = random.Random(seed), 0
 
-    def epochs(kind: str) -> int:
+    def epochs(kind):
         with contextlib.suppress(OSError):
             names = os.listdir(folder / "checkpoint" / kind)
             return max((int(name) for name in names if name.isdigit()), default=-1)
@@ -108,10 +106,7 @@ def play_kills(folder: Path, kills: int, seed: int, sending: Future[Any], **plan
     return met
 
 
-def run_over_kills(
-    cluster: LocalCluster, folder: Path, count: int, kills: int, seed: int,
-    write: dict[str, str] | None,
-) -> Counter[tuple[str, int]]:  # fmt: skip
+def run_over_kills(cluster, folder, count, kills, seed, write):
     """Run the driver over its kills while Java sends so many messages to a topic; return Java's
     own count of sends per queue. The messages make at least twenty epochs for each kill."""
     topic = f"from-{uuid.uuid4().hex[:8]}"

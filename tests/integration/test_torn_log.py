@@ -3,8 +3,6 @@
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,11 +40,11 @@ def cluster(request):
         running.stop()
 
 
-def body(topic: str, number: int) -> bytes:
+def body(topic, number):
     return f"{topic}: row {number:04d} of {ROWS}".encode()
 
 
-def tear(broker: Any, first: bytes, name: bytes) -> None:
+def tear(broker, first, name):
     """Write zeros from the middle of this property to the end of the log."""
     files = (broker.spec.folder / "store" / "commitlog").iterdir()
     (path,) = (file for file in files if first in file.read_bytes())
@@ -57,7 +55,7 @@ def tear(broker: Any, first: bytes, name: bytes) -> None:
         log.write(bytes(len(data.rstrip(b"\0")) - begin))
 
 
-def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
+def send(cluster, topic, ledger, lost):
     """Send a batch whose answer is lost and whose broker is killed in the middle of a message."""
     (broker,) = cluster.brokers
     rows = {"body": [body(topic, i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}

@@ -6,7 +6,6 @@ that were committed long ago. If the answer were COMMIT, those would be stored t
 
 import threading
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -50,7 +49,7 @@ def answers(monkeypatch):
     told: list[tuple[int, str, str]] = []
 
     class Telling(transactions.CheckBacks):
-        def __init__(self, *given: Any, **more: Any) -> None:
+        def __init__(self, *given, **more):
             more["on_decision"] = lambda mark, one, state: told.append(
                 (mark.epoch, one, state.name)
             )
@@ -68,7 +67,7 @@ def test_epochs_are_seen_once_decided_and_once(spark, checking, tmp_path, monkey
     with Admin(sink.options) as admin:
         admin.create_topic(TOPIC, queues=4)
 
-        def seen() -> Counter[tuple[int, int]]:
+        def seen():
             admin.await_dispatched(TOPIC)
             bodies = [m.body.decode().split("/") for m in admin.read_topic(TOPIC)]
             return Counter((int(epoch), int(row)) for epoch, row in bodies)
@@ -94,11 +93,11 @@ def test_epochs_are_seen_once_decided_and_once(spark, checking, tmp_path, monkey
     assert (row.halves, row.committed, row.refused, row.open) == (ROWS, ROWS, 0, False)
 
 
-def _rolled_back(answers: list[tuple[int, str, str]]) -> int:
+def _rolled_back(answers):
     return len({one for epoch, one, answer in answers if epoch == 0 and answer == "ROLLBACK"})
 
 
-def _check_order(admin: Admin) -> None:
+def _check_order(admin):
     for queue in admin.queues(TOPIC):
         rows: dict[str, list[tuple[int, int]]] = {}
         for message in admin.read_queue(queue):
@@ -108,25 +107,23 @@ def _check_order(admin: Admin) -> None:
         assert all(keyed_rows == sorted(keyed_rows) for keyed_rows in rows.values())
 
 
-def _rows(spark: Any, epoch: int) -> Any:
+def _rows(spark, epoch):
     columns = (f"concat('{epoch}/', id) AS body", "concat('k', id % 10) AS key")
     return spark.range(0, ROWS, 1, 1).selectExpr(*columns)
 
 
-def _all(epoch: int) -> Counter[tuple[int, int]]:
+def _all(epoch):
     return Counter((epoch, row) for row in range(ROWS))
 
 
-def _killed(
-    sink: RocketSink, spark: Any, epoch: int, monkeypatch: Any, owner: Any, name: str, kill: Any
-) -> None:
+def _killed(sink, spark, epoch, monkeypatch, owner, name, kill):
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, kill)
         with pytest.raises(Killed):
             sink.write_batch(_rows(spark, epoch), epoch)
 
 
-def _die(*given: Any, **more: Any) -> Any:
+def _die(*given, **more):
     if threading.current_thread() is threading.main_thread():
         raise Killed
     # The answerer gets this error if a broker has asked it.

@@ -12,7 +12,6 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.task.table_producer import TableProducer
-from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic
 from tests.ledger.values import context
 from tests.producer.waiting import until
@@ -75,7 +74,7 @@ def test_planted_faults_delays_and_retention(cluster, tmp_path):
     }  # fmt: skip
 
 
-def cut_log(cluster: LocalCluster, first: StoredMessage) -> None:
+def cut_log(cluster, first):
     """Let the broker lose its log from this message on."""
     (broker,) = cluster.brokers
     broker.kill()

@@ -10,7 +10,7 @@ from tests.integration.lanes import LANES
 from tests.run_command import run_command
 
 
-def main(folder: Path) -> None:
+def main(folder):
     """Send rows by all lanes with some dead letters, read their ledgers, and backfill them."""
     spark = build_session("rocket-sink-typical", master="local[2]")
     gateway = spark.sparkContext._gateway

@@ -26,7 +26,7 @@ _RATE = 1000
 _FROZEN_S = 5.0
 
 
-def main() -> int:
+def main():
     """Run the trials; return the exit code."""
     names = [lane.name for lane in LANES]
     parser = argparse.ArgumentParser(prog="python -m tests.proxies", description=__doc__)

@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.peers.proxy import RocketmqProxy
 from rocket_sink import Message, Producer
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import SendError
 from tests.clusters import make_topic
 from tests.java_client import read_with_java
@@ -34,9 +32,7 @@ class Result:
     by_address: dict[str, int]
 
 
-def send_during_faults(
-    cluster: LocalCluster, proxies: list[RocketmqProxy], count: int, rate: int, frozen_s: float
-) -> Result:
+def send_during_faults(cluster, proxies, count, rate, frozen_s):
     """Send `count` messages at `rate` a second: freeze the proxy in use after a quarter of them
     for `frozen_s`, and kill the proxy in use after three quarters.
     """
@@ -47,14 +43,14 @@ def send_during_faults(
     answered_s: list[float] = []
     faults: dict[str, float] = {}
 
-    def took(name: str, result: object, error: BaseException | None) -> None:
+    def took(name, result, error):
         if error is None:
-            acked[name] = result.broker_address  # type: ignore[attr-defined]
+            acked[name] = result.broker_address
             answered_s.append(time.monotonic())
         else:
             failed[f"{type(error).__name__}: {error}"[:160]] += 1
 
-    def in_use() -> RocketmqProxy:
+    def in_use():
         address = acked[max(acked, key=int)]
         return next(proxy for proxy in proxies if proxy.address == address)
 
@@ -98,7 +94,7 @@ def send_during_faults(
     )
 
 
-def _pause(times: list[float], began_s: float) -> float:
+def _pause(times, began_s):
     """Return the longest time between answers in the ten seconds after a fault."""
     during = [began_s, *(at_s for at_s in times if began_s < at_s < began_s + 10)]
     return max((after - before for before, after in pairwise(during)), default=10.0)

@@ -3,17 +3,14 @@
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import make_topic
-from tests.integration.lanes import Lane
 from tests.java_client import read_with_java
 from tests.ledger.views import view_rows
 
@@ -45,12 +42,12 @@ class Result:
     seconds: float
 
     @property
-    def holds(self) -> bool:
+    def holds(self):
         """Whether each row is stored once, and no row is a dead letter or without an account."""
         return not (self.missing or self.doubled or self.letters) and self.adds_up
 
 
-def write_rows(folder: Path, kind: str, rows: int) -> None:
+def write_rows(folder, kind, rows):
     """Write a source of rows with the columns that topics of this type need."""
     folder.mkdir(parents=True)
     for part in range(_FILES):
@@ -63,10 +60,7 @@ def write_rows(folder: Path, kind: str, rows: int) -> None:
         pq.write_table(pa.table(columns), folder / f"{part}.parquet")
 
 
-def run_lane(
-    spark: Any, cluster: LocalCluster, proxies: str, lane: Lane, kind: str, rows: int, folder: Path,
-    **options: Any,
-) -> Result:  # fmt: skip
+def run_lane(spark, cluster, proxies, lane, kind, rows, folder, **options):
     """Send the rows by a lane through `proxies` (nameServer), and read them from the brokers."""
     topic = f"{lane.name}-{kind}-{time.monotonic_ns()}"
     make_topic(cluster, topic, attributes={"message.type": kind})
@@ -95,7 +89,7 @@ def run_lane(
     )  # fmt: skip
 
 
-def _copies(cluster: LocalCluster, topic: str, rows: int) -> Counter[str]:
+def _copies(cluster, topic, rows):
     """Return how many messages have each body, once as many are delivered as there are rows."""
     deadline_s = time.monotonic() + _DELIVERED_S
     with Admin(timeout_s=30.0, nameServer=cluster.name_server) as admin:

@@ -1,12 +1,10 @@
 """Routes of topics as the routing sees them."""
 
-from collections.abc import Mapping
-
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
 
-def info_of(queues: Mapping[str, int], topic: str = "orders") -> TopicPublishInfo:
+def info_of(queues, topic="orders"):
     """Return the info of a topic with so many queues at each broker."""
     return TopicPublishInfo.of(
         topic,
@@ -17,7 +15,7 @@ def info_of(queues: Mapping[str, int], topic: str = "orders") -> TopicPublishInf
     )
 
 
-def static_info(**queue_ids: dict[int, int]) -> TopicPublishInfo:
+def static_info(**queue_ids):
     """Return the info of a static topic of four queues, from {broker: {queue: number there}}."""
     mappings = {name: QueueMapping(name, 4, 1, queue_ids=ids) for name, ids in queue_ids.items()}
     hosts = tuple(BrokerData("c", name, {0: name}) for name in queue_ids)

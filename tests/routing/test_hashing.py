@@ -30,7 +30,7 @@ TYPES = [
 ]  # fmt: skip
 
 
-def column(keys: list[str | None], kind: pa.DataType) -> pa.Array:
+def column(keys, kind):
     if pa.types.is_dictionary(kind):
         return column(keys, kind.value_type).dictionary_encode()
     if "binary" in str(kind):

@@ -7,7 +7,7 @@ import pytest
 from rocket_sink.routing.rate_limit import BURST_S, AimdWindow, TokenBucket
 
 
-def _spend_all(bucket: TokenBucket, amounts: list[float], now_s: float) -> list[float]:
+def _spend_all(bucket, amounts, now_s):
     """Return the time at which each amount goes, for a sender that waits for `wait_s`."""
     times = []
     for amount in amounts:

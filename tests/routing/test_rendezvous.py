@@ -88,7 +88,7 @@ def test_jump_takes_a_count_per_key_and_spreads_evenly():
 
 
 def test_jump_as_its_authors_wrote_it():
-    def reference(key: int, count: int) -> int:
+    def reference(key, count):
         bucket, jump = -1, 0
         while jump < count:
             bucket = jump

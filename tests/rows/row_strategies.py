@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import check_no_system_topic, is_control_free
-from rocket_sink.options import SinkOptions
 from rocket_sink.wire.properties import properties_of
 
 MADE_ID = "0123456789ABCDEF0123456789ABCDEF"
@@ -27,7 +26,7 @@ ODD = [
 ]  # fmt: skip
 
 
-def _mostly_good(*, text_only: bool = True) -> st.SearchStrategy[bytes]:
+def _mostly_good(*, text_only=True):
     free = st.text(max_size=12).map(lambda text: text.encode())
     raw = free if text_only else st.binary(max_size=12)
     # The choices are weighted so that a batch has accepted rows too.
@@ -37,7 +36,7 @@ def _mostly_good(*, text_only: bool = True) -> st.SearchStrategy[bytes]:
     )  # fmt: skip
 
 
-def _rarely(rare: list[Any], common: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def _rarely(rare, common):
     return st.integers(0, 15).flatmap(lambda n: st.sampled_from(rare) if n == 0 else common)
 
 
@@ -66,7 +65,7 @@ class Frame:
 Maker = Callable[[list[Any], Any], pa.Array]
 
 
-def _texts(values: list[bytes | None], form: str) -> pa.Array:
+def _texts(values, form):
     plain = pa.array(values, pa.binary()).view(pa.string())
     large = pa.array(values, pa.large_binary()).view(pa.large_string())
     if form == "large":
@@ -78,7 +77,7 @@ def _texts(values: list[bytes | None], form: str) -> pa.Array:
     return plain
 
 
-def _binaries(values: list[bytes | None], form: str) -> pa.Array:
+def _binaries(values, form):
     if form == "large":
         return pa.array(values, pa.large_binary())
     if form == "view":
@@ -88,7 +87,7 @@ def _binaries(values: list[bytes | None], form: str) -> pa.Array:
     return pa.array(values, pa.binary())
 
 
-def _list_parts(values: list[list[Any] | None]) -> tuple[pa.Array, list[Any]]:
+def _list_parts(values):
     offsets, flat = [], []
     for value in values:
         offsets.append(None if value is None else len(flat))
@@ -96,7 +95,7 @@ def _list_parts(values: list[list[Any] | None]) -> tuple[pa.Array, list[Any]]:
     return pa.array([*offsets, len(flat)], pa.int32()), flat
 
 
-def _lists(values: list[list[bytes | None] | None], form: str) -> pa.Array:
+def _lists(values, form):
     offsets, flat = _list_parts(values)
     array = pa.ListArray.from_arrays(offsets, _texts(flat, "plain"))
     if form == "large":
@@ -111,13 +110,13 @@ def _lists(values: list[list[bytes | None] | None], form: str) -> pa.Array:
     return array
 
 
-def _maps(values: list[list[tuple[bytes, bytes | None]] | None], form: str) -> pa.Array:
+def _maps(values, form):
     offsets, flat = _list_parts(values)
     names, items = _texts([n for n, _ in flat], form), _texts([v for _, v in flat], form)
     return pa.MapArray.from_arrays(offsets, names, items)
 
 
-def _structs(values: list[Any], form: str) -> pa.Array:
+def _structs(values, form):
     """Return Kafka's headers as structs; the values are binary except in the plain form."""
     offsets, flat = _list_parts(values)
     names = _texts([name for name, _ in flat], form)
@@ -127,16 +126,16 @@ def _structs(values: list[Any], form: str) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, struct)
 
 
-def _integers(values: list[int | None], form: str) -> pa.Array:
+def _integers(values, form):
     small = all(value is None or -(2**31) <= value < 2**31 for value in values)
     return pa.array(values, pa.int32() if small and form == "plain" else pa.int64())
 
 
-def _booleans(values: list[bool | None], form: str) -> pa.Array:
+def _booleans(values, form):
     return pa.array(values, pa.bool_())
 
 
-def _instants(values: list[int | None], form: str) -> pa.Array:
+def _instants(values, form):
     unit = {"plain": "us", "large": "ns", "view": "ms", "dictionary": "us"}[form]
     scaled = pa.array(values, pa.int64()).cast(pa.timestamp("ms", "UTC"))
     return scaled if unit == "ms" else scaled.cast(pa.timestamp(unit, "UTC"))
@@ -174,7 +173,7 @@ FORMS = ("plain", "large", "view", "dictionary")
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> Frame:
+def frames(draw):
     """Draw a table of random columns and forms, chunked and sliced from a longer one."""
     names = set(draw(st.sets(st.sampled_from(sorted(COLUMNS)), max_size=5)))
     if {"queue_id", "broker_name"} & names:
@@ -197,7 +196,7 @@ def frames(draw: st.DrawFn) -> Frame:
     return _cut(draw, rows, pa.table(arrays), is_text=is_text)
 
 
-def _cut(draw: st.DrawFn, rows: list[dict[str, Any]], table: pa.Table, *, is_text: bool) -> Frame:
+def _cut(draw, rows, table, *, is_text):
     last = len(rows) - draw(st.integers(0, min(2, len(rows))))
     first = draw(st.integers(0, min(2, last)))
     middle = draw(st.integers(first, last))
@@ -206,11 +205,11 @@ def _cut(draw: st.DrawFn, rows: list[dict[str, Any]], table: pa.Table, *, is_tex
     return Frame(plain, chunked if draw(st.booleans()) else table[first:last])
 
 
-def text_of(value: bytes | None) -> str | None:
+def text_of(value):
     return None if value is None else value.decode(errors="surrogateescape")
 
 
-def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
+def message_of(row, options):
     """Return the Message of a row, made by the words of the row contract."""
     keys = row.get("keys") or ([row["key"]] if row.get("key") is not None else [])
     pairs = row.get("properties") or row.get("headers") or []
@@ -233,7 +232,7 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
     )  # fmt: skip
 
 
-def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
+def code_of(row, options):
     """Return the code by which a row is refused, judged without Arrow; None if it is accepted."""
     try:
         message = message_of(row, options)
@@ -254,12 +253,12 @@ def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
     return _queue_code(row, options)
 
 
-def has_legal_context(row: dict[str, Any]) -> bool:
+def has_legal_context(row):
     parent, state = (row.get(name) or b"" for name in ("traceparent", "tracestate"))
     return (not parent or parent in PARENTS) and (not state or (b"=" in state and parent != b""))
 
 
-def _queue_code(row: dict[str, Any], options: SinkOptions) -> str | None:
+def _queue_code(row, options):
     queue, broker, key, priority = (
         row.get(name) for name in ("queue_id", "broker_name", "sharding_key", "priority")
     )
@@ -282,9 +281,9 @@ def _queue_code(row: dict[str, Any], options: SinkOptions) -> str | None:
     return None
 
 
-def instant(millis: int) -> datetime:
+def instant(millis):
     return datetime.fromtimestamp(millis / 1000, timezone.utc)
 
 
-def decimals(texts: list[str]) -> pa.Array:
+def decimals(texts):
     return pa.array([Decimal(text) for text in texts], pa.decimal128(20, 2))

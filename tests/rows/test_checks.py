@@ -1,7 +1,5 @@
 """The column checks accept a row exactly if its Message can be made."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,7 +18,7 @@ from rocket_sink.message_rules import (
 )
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows import checks
-from rocket_sink.rows.checks import Checked, validate
+from rocket_sink.rows.checks import validate
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.wire.columns.encode import encode_columns
@@ -40,17 +38,17 @@ TOPIC = SinkOptions.parse(topic="t")
 THOROUGH = settings(max_examples=200)
 
 
-def check(table: pa.Table | pa.RecordBatch, options: SinkOptions = TOPIC) -> Checked:
+def check(table, options=TOPIC):
     return validate(normalise(table, resolve_columns(table.schema, options)), options)
 
 
-def one_row(**columns: Any) -> pa.RecordBatch:
+def one_row(**columns):
     return pa.record_batch(
         {n: v if isinstance(v, pa.Array) else pa.array([v]) for n, v in columns.items()}
     )
 
 
-def code(**columns: Any) -> str | None:
+def code(**columns):
     refused = check(one_row(**{"body": b"x", **columns})).refused
     return refused[0].code if refused else None
 
@@ -112,7 +110,7 @@ def test_dropping_illegal_properties_checks_the_row_without_them(frame):
         assert checked.rows.message(place) == message_of(rows[row], options)
 
 
-def _without_illegal(row: dict[str, Any]) -> dict[str, Any]:
+def _without_illegal(row):
     pairs = row.get("properties") or row.get("headers") or []
     last = {name: value for name, value in pairs if value is not None}
     legal = [(n, v) for n, v in last.items() if n is not None and _is_legal(row, n, v)]
@@ -127,7 +125,7 @@ def _without_illegal(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "properties": legal, "headers": None, **context}
 
 
-def _is_legal(row: dict[str, Any], name: bytes, value: bytes) -> bool:
+def _is_legal(row, name, value):
     if name == EVENT_TIME.encode() and row.get("event_time") is not None:
         return False
     try:
@@ -363,7 +361,7 @@ def test_invalid_utf8_is_found_wherever_it_is(values, first):
     ]
 
 
-def _decodes(value: bytes) -> bool:
+def _decodes(value):
     try:
         value.decode()
     except UnicodeDecodeError:

@@ -3,7 +3,6 @@
 import os
 import pickle
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ from pyspark.sql import types as spark
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.contract import _MEANT, CONTRACT, ColumnPlan, kind_of, resolve_columns
+from rocket_sink.rows.contract import _MEANT, CONTRACT, kind_of, resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.spark.frames import select_needed
 
@@ -21,28 +20,26 @@ UTC_US = pa.timestamp("us", "UTC")
 MAP = pa.map_(TEXT, TEXT)
 
 
-def headers(value: pa.DataType) -> pa.DataType:
+def headers(value):
     return pa.list_(pa.struct([("key", TEXT), ("value", value)]))
 
 
-def plan(
-    columns: dict[str, pa.DataType], /, *, case_sensitive: bool = False, **options: Any
-) -> ColumnPlan:
+def plan(columns, /, *, case_sensitive=False, **options):
     parsed = SinkOptions.parse({"topic": "t", **options})
     return resolve_columns(pa.schema(columns), parsed, case_sensitive=case_sensitive)
 
 
-def sources(columns: dict[str, pa.DataType], /, **options: Any) -> dict[str, str]:
+def sources(columns, /, **options):
     return dict(plan(columns, **options).sources)
 
 
-def error(columns: dict[str, pa.DataType], /, **options: Any) -> ColumnError:
+def error(columns, /, **options):
     with pytest.raises(ColumnError) as caught:
         plan(columns, **options)
     return caught.value
 
 
-def rows(columns: dict[str, Any], /, **options: Any) -> Any:
+def rows(columns, /, **options):
     table = pa.table({n: v if isinstance(v, pa.Array) else pa.array(v) for n, v in columns.items()})
     parsed = SinkOptions.parse({"topic": "t", **options})
     return normalise(table, resolve_columns(table.schema, parsed))

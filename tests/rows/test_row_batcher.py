@@ -4,7 +4,6 @@ import calendar
 import datetime as dt
 import decimal
 import time
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +21,7 @@ from rocket_sink.spark.foreach_task import _time_of as time_of
 OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})
 
 
-def gather(*rows: Row, **options: Any) -> pa.RecordBatch:
+def gather(*rows, **options):
     return RowBatcher(OPTIONS.with_(**options)).batch(rows)
 
 
@@ -129,7 +128,7 @@ class TestPile:
         monkeypatch.setattr(gathering, "GATHER_BYTES", 100_000)
 
     @staticmethod
-    def batches(sizes: list[int], limit: int = 1000, **options: Any) -> list[int]:
+    def batches(sizes, limit=1000, **options):
         """Return the number of rows of each batch."""
         pile, counts = RowBuffer(RowBatcher(OPTIONS.with_(**options)), limit), []
         for size in sizes:
@@ -163,7 +162,7 @@ class TestPile:
         pile: RowBuffer
 
         class Slow(RowBatcher):
-            def batch(self, rows: Any) -> pa.RecordBatch:
+            def batch(self, rows):
                 batch = super().batch(rows)
                 pile.rows.append(Row(body=b"later"))
                 return batch
@@ -220,7 +219,7 @@ ZONE_TIMES = {
 }
 
 
-def in_order(times: list[dt.datetime | None]) -> list[dt.datetime | None]:
+def in_order(times):
     """Return the times in the order in which a foreach lane sends their rows."""
     rows = [Row(body=str(number), at=value) for number, value in enumerate(times)]
     options = OPTIONS.with_(order_by="at")

@@ -38,7 +38,7 @@ _TEXTS = st.tuples(
 
 
 @st.composite
-def encoded(draw: Any) -> bytes:
+def encoded(draw):
     """Draw a stored message: plain, compressed, an inner batch, or with any text of properties."""
     message = draw(messages)
     body: bytes = message.body
@@ -62,14 +62,14 @@ def encoded(draw: Any) -> bytes:
     return len(data).to_bytes(4, "big") + data[4:]
 
 
-def rows_one_by_one(data: bytes) -> list[dict[str, Any]]:
+def rows_one_by_one(data):
     rows: list[dict[str, Any]] = stored_batch(
         [("b", each) for each in iter_stored(data)]
     ).to_pylist()
     return rows
 
 
-def rows_by_columns(data: bytes, few: int = 0) -> list[dict[str, Any]]:
+def rows_by_columns(data, few=0):
     """Return the rows; `few`=0: no number of irregular messages turns columns off."""
     with mock.patch.object(stored_rows, "_FEW", few):
         batches = list(
@@ -105,7 +105,7 @@ def test_columns_refuse_what_is_refused_one_by_one(stored, draws):
         assert rows_by_columns(damaged) == expected
 
 
-def plain(count: int, **fields: Any) -> bytes:
+def plain(count, **fields):
     return b"".join(
         encode_stored(StoredMessage("t", b"x", queue_offset=offset, store_ms=offset, **fields))
         for offset in range(count)

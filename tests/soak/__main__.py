@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -22,7 +21,7 @@ from tests.soak.run import Soak, Terms
 _INSIDE = "--inside"
 
 
-def main() -> int:
+def main():
     """Return the exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser("tests.soak")
     length = parser.add_mutually_exclusive_group()
@@ -58,7 +57,7 @@ def main() -> int:
         return int(bool(soak.play()["broken"]))
 
 
-def _in_session(more: list[str]) -> int:
+def _in_session(more):
     """Run the soak in a session of its own: Ctrl-C reaches this process alone, which passes it on.
 
     Brokers and drivers go on running, so that the soak can end them in order.
@@ -68,7 +67,7 @@ def _in_session(more: list[str]) -> int:
         world.command(inner), start_new_session=True, stdin=subprocess.DEVNULL
     )
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def hand_on(number, frame):
         with contextlib.suppress(psutil.Error):
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
             for member in family:

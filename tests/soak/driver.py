@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.ledger.query.duckdb_reader import open_quick
@@ -26,7 +25,7 @@ _HEAP_EVERY = 20
 class Lane:
     """A stream that is kept running."""
 
-    def __init__(self, spark: Any, plan: dict[str, Any], lane: dict[str, Any]) -> None:
+    def __init__(self, spark, plan, lane):
         self.name = lane["name"]
         self._spark, self._trigger = spark, plan["trigger"]
         self._folder = Path(plan["folder"], self.name)
@@ -37,7 +36,7 @@ class Lane:
         self.errors: list[str] = []
         self.query = self._start()
 
-    def _start(self) -> Any:
+    def _start(self):
         reader = self._spark.readStream.schema("body STRING, sharding_key STRING")
         rows = reader.option("maxFilesPerTrigger", TOGETHER).parquet(str(self._folder / "source"))
         writer = rows.writeStream.trigger(processingTime=self._trigger)
@@ -51,7 +50,7 @@ class Lane:
             writer = writer.format("rocketmq").options(**texts)
         return writer.start()
 
-    def look(self) -> None:
+    def look(self):
         """Start the stream again if it has failed."""
         if self.query is not None and self.query.isActive:
             return
@@ -63,7 +62,7 @@ class Lane:
             self.query = None
             self.errors.append(f"{type(error).__name__}: {error}"[:800])
 
-    def end(self) -> list[dict[str, Any]]:
+    def end(self):
         """Stop the stream and return its epochs."""
         if self.query is not None:
             self.query.stop()
@@ -75,14 +74,14 @@ class Lane:
         return quick.query(f"SELECT {', '.join(EPOCH_COLUMNS)} FROM epochs").to_pylist()
 
 
-def live_heap(spark: Any) -> int:
+def live_heap(spark):
     """Return the bytes of the JVM's heap in use after a collection."""
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())
 
 
-def main(plan: dict[str, Any]) -> None:
+def main(plan):
     conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
     spark = build_session("rocket-sink-soak", master=plan["master"], conf={**plan["conf"], **conf})
     for lane in plan["lanes"]:

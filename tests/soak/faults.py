@@ -4,13 +4,9 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
-
-from tests.soak.place import Place
-from tests.soak.spark import Spark
 
 _READY_S = 300
 _NETWORK = ("drop", "latency", "loss")
@@ -37,7 +33,7 @@ class Fault:
     strength: float
     quiet_s: float
 
-    def __str__(self) -> str:
+    def __str__(self):
         name = f"broker-{'ab'[self.broker]}"
         return {
             "broker killed": f"{name} killed, back after {self.seconds:.0f} s",
@@ -51,15 +47,15 @@ class Fault:
         }[self.kind]
 
     @property
-    def latency_ms(self) -> float:
+    def latency_ms(self):
         return 200 + 800 * self.strength
 
     @property
-    def loss(self) -> float:
+    def loss(self):
         return 0.05 + 0.25 * self.strength
 
 
-def draw(seed: int, *, quiet_s: tuple[float, float]) -> Iterator[Fault]:
+def draw(seed, *, quiet_s):
     """Yield faults without end: all kinds in a random order, again and again.
 
     A driver dies only in every third round: growth shows only in drivers that live long.
@@ -73,7 +69,7 @@ def draw(seed: int, *, quiet_s: tuple[float, float]) -> Iterator[Fault]:
             )
 
 
-def apply(fault: Fault, place: Place, spark: Spark) -> None:
+def apply(fault, place, spark):
     """Apply a fault; return when it is over."""
     if fault.kind in _NETWORK:
         impairment = {
@@ -103,7 +99,7 @@ def apply(fault: Fault, place: Place, spark: Spark) -> None:
             broker.thaw()
 
 
-def _kill(processes: list[psutil.Process]) -> None:
+def _kill(processes):
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

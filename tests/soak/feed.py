@@ -6,7 +6,6 @@ most that an epoch takes: tasks of an epoch do not wait for each other.
 
 import json
 import os
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +18,7 @@ _SCHEMA = pa.schema([("body", pa.string()), ("sharding_key", pa.string())])
 class Source:
     """A lane's files; only one thread writes."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
+    def __init__(self, folder, rows):
         self.folder = folder / "source"
         self.folder.mkdir(parents=True)
         self._checkpoint = folder / "checkpoint"
@@ -27,7 +26,7 @@ class Source:
         self.rows = rows
         self.files = 0
 
-    def write(self) -> None:
+    def write(self):
         """Write the next file. Spark takes files in the order of their times."""
         numbers = range(self.files * self.rows, (self.files + 1) * self.rows)
         keys = [self.key(number) for number in numbers]
@@ -38,20 +37,20 @@ class Source:
         self._part.rename(self.folder / f"{self.files:08d}.parquet")
         self.files += 1
 
-    def key(self, number: int) -> str:
+    def key(self, number):
         file = number // self.rows
         return f"k{number % (KEYS // TOGETHER)}-{file % TOGETHER}"
 
     @property
-    def written(self) -> int:
+    def written(self):
         """The number of rows."""
         return self.files * self.rows
 
-    def epochs(self) -> int:
+    def epochs(self):
         """Return the number of epochs that Spark has committed."""
         return self._committed() + 1
 
-    def covered(self) -> int:
+    def covered(self):
         """Return the number of files in committed epochs, which are the first ones."""
         last, paths = self._committed(), set[str]()
         try:
@@ -67,13 +66,13 @@ class Source:
             return 0
         return len(paths)
 
-    def _committed(self) -> int:
+    def _committed(self):
         folder = self._checkpoint / "commits"
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-def _number(log: Path) -> int:
+def _number(log):
     """Return the number of a log file; -1 for other files, which come first and do not count."""
     stem = log.name.removesuffix(".compact")
     return int(stem) if stem.isdigit() else -1

@@ -10,14 +10,10 @@ or the measure's floor if that is more.
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import psutil
-
-from tests.soak.spark import Spark
 
 _SHARE = 0.15
 WARM_S = 180.0
@@ -70,11 +66,11 @@ class Flat:
     judged: bool
 
     @property
-    def grows(self) -> bool:
+    def grows(self):
         return self.judged and self.growth > self.limit
 
 
-def judge(samples: Sequence[Sample], run_s: float) -> list[Flat]:
+def judge(samples, run_s):
     """Return a verdict on each measure of each kind of thing."""
     groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -82,7 +78,7 @@ def judge(samples: Sequence[Sample], run_s: float) -> list[Flat]:
     return [_judged(what, measure, group, run_s) for (what, measure), group in groups.items()]
 
 
-def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> Flat:
+def _judged(what, measure, group, run_s):
     lives: defaultdict[Hashable, list[Sample]] = defaultdict(list)
     for sample in group:
         lives[sample.life].append(sample)
@@ -109,7 +105,7 @@ def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> F
     )  # fmt: skip
 
 
-def _growth(lives: Sequence[Sequence[Sample]], run_s: float) -> float:
+def _growth(lives, run_s):
     moments = [
         (sample.at_s - _mean([x.at_s for x in life]), sample.value - _mean([x.value for x in life]))
         for life in lives for sample in life
@@ -124,11 +120,11 @@ def _growth(lives: Sequence[Sequence[Sample]], run_s: float) -> float:
     return max(0.0, slope - 2 * error) * run_s
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values):
     return sum(values) / len(values)
 
 
-def as_rows(verdicts: Sequence[Flat]) -> list[dict[str, Any]]:
+def as_rows(verdicts):
     """Return the verdicts as rows for JSON."""
     rows = []
     for verdict in verdicts:
@@ -137,7 +133,7 @@ def as_rows(verdicts: Sequence[Flat]) -> list[dict[str, Any]]:
     return rows
 
 
-def look(spark: Spark, lanes: Sequence[Path], at_s: float) -> Iterator[Sample]:
+def look(spark, lanes, at_s):
     """Yield samples of everything as it is now; a process that dies meanwhile is left out."""
     workers = 0
     for kind, process in spark.processes():
@@ -161,7 +157,7 @@ def look(spark: Spark, lanes: Sequence[Path], at_s: float) -> Iterator[Sample]:
                 yield Sample(at_s, lane.name, measure, lane, value)
 
 
-def _files(lane: Path) -> dict[str, int]:
+def _files(lane):
     ledger = lane / "ledger"
     spool = list((ledger / "_spool").rglob("*"))
     folders = sum(path.is_dir() for path in spool)

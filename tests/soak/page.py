@@ -1,9 +1,7 @@
 """The soak's part of docs/clusters.md."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.hosts import tables
 
@@ -36,7 +34,7 @@ may grow: the ledger keeps all rows, and keeps files that were merged for two da
 """
 
 
-def section(results: Mapping[str, Any]) -> str:
+def section(results):
     """Return the section as Markdown."""
     faults = Counter(fault["kind"] for fault in results["faults"])
     backs = [fault["back_s"] for fault in results["faults"] if fault["back_s"] is not None]
@@ -74,17 +72,17 @@ def section(results: Mapping[str, Any]) -> str:
     )
 
 
-def _held(row: Mapping[str, Any]) -> str:
+def _held(row):
     if row["grows"]:
         return "GROWS"
     return "flat" if row["judged"] else "by design" if row["samples"] else "too short"
 
 
-def _number(value: float) -> str:
+def _number(value):
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 
 
-def _failures(lanes: Mapping[str, Any]) -> str:
+def _failures(lanes):
     """Return the first line of each error that ended a stream."""
     lines = [
         f"- {name}: `{error.splitlines()[0]}`"
@@ -96,5 +94,5 @@ def _failures(lanes: Mapping[str, Any]) -> str:
     return "\n".join(["", head, "", *lines, ""])
 
 
-def _duration(seconds: float) -> str:
+def _duration(seconds):
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"

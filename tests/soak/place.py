@@ -1,12 +1,8 @@
 """The place of a soak: brokers and Spark on hosts of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyspark
 
@@ -20,7 +16,7 @@ _READY_S = 240
 class Place:
     """A running cluster of two brokers, and a host for commands. A context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self._bed = Bed()
         server = nodes.name_server(self._bed.host("names"))
@@ -32,29 +28,29 @@ class Place:
         for broker in self.brokers:
             broker.wait_ready(_READY_S)
 
-    def __enter__(self) -> Place:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self._bed.close()
 
     @property
-    def addresses(self) -> dict[str, str]:
+    def addresses(self):
         """Brokers' addresses by name."""
         return {broker.name: broker.address for broker in self.brokers}
 
     @property
-    def spark_address(self) -> str:
+    def spark_address(self):
         return self._spark.address
 
-    def impair(self, broker: int, **what: Any) -> None:
+    def impair(self, broker, **what):
         """Break a broker's cable; the fields are those of `tests.hosts.forwarder.Impairment`."""
         self._hosts[broker].impair(**what)
 
-    def heal(self, broker: int) -> None:
+    def heal(self, broker):
         self._hosts[broker].heal()
 
-    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    def start(self, command, log):
         """Run a command where Spark runs; its process ids are valid here too."""
         home, java = _spark_home(self._folder), find_java()
         prefix = self._spark.prefix(own_pids=False)
@@ -72,7 +68,7 @@ class Place:
             )  # fmt: skip
 
 
-def _spark_home(folder: Path) -> Path:
+def _spark_home(folder):
     """Return a home for Spark outside the installed package, where it can write `work`."""
     home = folder / "spark-home"
     if not home.exists():

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Terms:
 class Soak:
     """A soak: call `play` once; `stop`, from a signal handler, ends it early and in order."""
 
-    def __init__(self, folder: Path, terms: Terms) -> None:
+    def __init__(self, folder, terms):
         self._folder, self._terms = folder, terms
         rows = max(1, round(terms.rate * _FILE_S / len(LANES)))
         self._sources = {name: Source(folder / name, rows) for name in LANES}
@@ -71,25 +71,25 @@ class Soak:
         self._ended = "not ended"
         self._fed = 0
 
-    def stop(self) -> None:
+    def stop(self):
         self._stopped.set()
 
     @property
-    def _elapsed_s(self) -> float:
+    def _elapsed_s(self):
         return time.monotonic() - self._began_s
 
-    def _say(self, text: str) -> None:
+    def _say(self, text):
         at = int(self._elapsed_s)
         print(f"{at // 3600}:{at // 60 % 60:02d}:{at % 60:02d}  {text}", flush=True)
 
-    def _wrong(self, text: str) -> None:
+    def _wrong(self, text):
         if text not in self._broken:
             self._broken.append(text)
             self._say(f"BROKEN: {text}")
 
     # --- the run ----------------------------------------------------------------------------
 
-    def play(self) -> dict[str, Any]:
+    def play(self):
         """Play the soak, store its results and return them."""
         self._say(f"seed {self._terms.seed}, {self._terms.seconds / 60:.0f} minutes")
         try:
@@ -102,7 +102,7 @@ class Soak:
         self._say(f"{len(self._broken)} promises broken" if self._broken else "all was held")
         return results
 
-    def _play(self, place: Place) -> None:
+    def _play(self, place):
         lanes = [
             {"name": name, "topic": f"soak-{name}", "options": dict(options)}
             for name, options in LANES.items()
@@ -135,7 +135,7 @@ class Soak:
             spark.kill()
             reader.close()
 
-    def _again_and_again(self, job: Callable[[], None], every_s: float) -> None:
+    def _again_and_again(self, job, every_s):
         while not self._done.wait(every_s):
             try:
                 job()
@@ -143,7 +143,7 @@ class Soak:
                 if not self._done.is_set():
                     self._wrong(f"the soak itself: {traceback.format_exc()[-2000:]}")
 
-    def _break_things(self, place: Place, spark: Spark) -> None:
+    def _break_things(self, place, spark):
         end_s = self._elapsed_s + self._terms.seconds
         half_s, maintained = self._elapsed_s + self._terms.seconds / 2, False
         self._await_covered(spark, "the start")
@@ -172,7 +172,7 @@ class Soak:
                 self._say(f"  up to date {record['back_s']} s after its end")
         self._stopped.wait(max(0.0, end_s - self._elapsed_s))
 
-    def _await_covered(self, spark: Spark, what: str) -> bool:
+    def _await_covered(self, spark, what):
         """Return whether all lanes catch up: with all files, and with one more while files come."""
         more = int(self._feeding.is_set())
         wanted = {name: source.files + more for name, source in self._sources.items()}
@@ -193,7 +193,7 @@ class Soak:
             time.sleep(0.5)
         return True
 
-    def _maintain(self, place: Place) -> None:
+    def _maintain(self, place):
         """Maintain the ledgers as users do: beside the streams, by the commands."""
         for name in LANES:
             for command in ("optimize", "vacuum"):
@@ -213,7 +213,7 @@ class Soak:
                         f"ledger {command} of {name}: code {code}: {log.read_text()[-800:]}"
                     )
 
-    def _finish(self, place: Place, spark: Spark, reader: Reader) -> None:
+    def _finish(self, place, spark, reader):
         self._feeding.clear()
         self._say("no more rows; the streams come to their end")
         self._await_covered(spark, "the end of the sources")
@@ -235,10 +235,7 @@ class Soak:
             )
         self._judge_flat()
 
-    def _verdict(
-        self, place: Place, name: str, promise: Mapping[str, str], rows: list[dict[str, Any]],
-        errors: list[str],
-    ) -> dict[str, Any]:  # fmt: skip
+    def _verdict(self, place, name, promise, rows, errors):
         source, topic = self._sources[name], self._topics[name]
         ledger = self._folder / name / "ledger"
         epochs = [Epoch.of(row) for row in rows]
@@ -260,7 +257,7 @@ class Soak:
             "failures": len(errors), "errors": sorted({error[:300] for error in errors}),
         }  # fmt: skip
 
-    def _judge_flat(self) -> None:
+    def _judge_flat(self):
         for verdict in flat.judge(self._samples, self._elapsed_s):
             if verdict.grows:
                 self._wrong(
@@ -270,19 +267,19 @@ class Soak:
 
     # --- what threads do --------------------------------------------------------------------
 
-    def _feed(self) -> None:
+    def _feed(self):
         due = int(self._elapsed_s / _FILE_S)
         if self._feeding.is_set() and due > self._fed:
             self._fed = due
             for source in self._sources.values():
                 source.write()
 
-    def _look_at_streams(self, spark: Spark) -> None:
+    def _look_at_streams(self, spark):
         # At the end the driver reads all accounts, which takes memory that no stream has taken.
         if self._feeding.is_set():
             self._look(spark)
 
-    def _look(self, spark: Spark) -> None:
+    def _look(self, spark):
         folders = [self._folder / name for name in LANES]
         new = list(flat.look(spark, folders, self._elapsed_s))
         self._samples += new
@@ -290,7 +287,7 @@ class Soak:
             with self._terms.samples.open("a") as file:
                 file.writelines(json.dumps(asdict(sample), default=str) + "\n" for sample in new)
 
-    def _read(self, reader: Reader) -> None:
+    def _read(self, reader):
         unread = []
         for name, topic in self._topics.items():
             covered = self._sources[name].covered() * self._sources[name].rows
@@ -300,7 +297,7 @@ class Soak:
                 self._missing[name] = topic.missing(covered)
         self._unread = unread
 
-    def _progress(self, spark: Spark) -> None:
+    def _progress(self, spark):
         results = self._results()
         self._store(results)
         newest: dict[tuple[str, str], list[float]] = {}
@@ -325,7 +322,7 @@ class Soak:
 
     # --- results ----------------------------------------------------------------------------
 
-    def _results(self) -> dict[str, Any]:
+    def _results(self):
         judged = flat.judge(self._samples, self._elapsed_s) if self._samples else []
         return {
             "version": DEFAULT_VERSION, "seed": self._terms.seed, "rate": self._terms.rate,
@@ -334,7 +331,7 @@ class Soak:
             "lanes": self._lanes or self._so_far(), "flat": flat.as_rows(judged),
         }  # fmt: skip
 
-    def _so_far(self) -> dict[str, Any]:
+    def _so_far(self):
         """Return the results of a soak that was ended by force: those known without the ledger."""
         return {
             name: {
@@ -345,5 +342,5 @@ class Soak:
             for name, promise in LANES.items()
         }  # fmt: skip
 
-    def _store(self, results: Mapping[str, Any]) -> None:
+    def _store(self, results):
         write_whole(self._terms.out, json.dumps(results, indent=1) + "\n")

@@ -5,16 +5,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import psutil
 
 from tests.crash.files import write_whole
 from tests.crash.processes import kill
 from tests.jvms import SMALL_PLANS, SPARK, java_options
-from tests.soak.place import Place
 
 _START_S = 600.0
 _END_S = 900.0
@@ -52,9 +48,7 @@ _OPTIONS = {
 class Spark:
     """The driver and its executors; all files go to `folder`."""
 
-    def __init__(
-        self, place: Place, folder: Path, lanes: list[dict[str, Any]], trigger: str
-    ) -> None:
+    def __init__(self, place, folder, lanes, trigger):
         self._place, self._folder = place, folder
         host = place.spark_address
         self._plan = {
@@ -70,10 +64,10 @@ class Spark:
         """The processes that outlived a killed driver by two minutes."""
 
     @property
-    def _status(self) -> Path:
+    def _status(self):
         return self._folder / "status.json"
 
-    def start(self) -> None:
+    def start(self):
         """Start the driver; return when its streams have begun."""
         self._status.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.soak.driver", json.dumps(self._plan)]
@@ -85,24 +79,24 @@ class Spark:
             time.sleep(0.2)
         self._jvm = self.status()["jvm"]
 
-    def log(self) -> str:
+    def log(self):
         return (self._folder / "driver.log").read_text()[-4000:]
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self._process is not None and self._process.poll() is None
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         return dict(json.loads(self._status.read_text()))
 
-    def stream_errors(self) -> dict[str, list[str]]:
+    def stream_errors(self):
         """Return the errors of all drivers' streams, by lane."""
         with contextlib.suppress(OSError):
             now = self.status()["errors"]
             return {name: [*errors, *now[name]] for name, errors in self.errors.items()}
         return self.errors
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill Python and the JVM with SIGKILL; return when all of their processes are gone."""
         if self._process is None:
             return
@@ -119,7 +113,7 @@ class Spark:
         self._process.wait()
         self._process = None
 
-    def end(self) -> Mapping[str, Any]:
+    def end(self):
         """End the streams; return the epochs in the ledgers, by lane."""
         write_whole(self._folder / "end", "")
         assert self._process is not None
@@ -131,7 +125,7 @@ class Spark:
 
     # --- its processes ----------------------------------------------------------------------
 
-    def processes(self) -> list[tuple[str, psutil.Process]]:
+    def processes(self):
         """Return the processes, each with its kind."""
         if not self.alive:
             return []
@@ -143,7 +137,7 @@ class Spark:
                     pairs.append((self._kind(process), process))
         return [pair for pair in pairs if pair[0]]
 
-    def _kind(self, process: psutil.Process) -> str:
+    def _kind(self, process):
         words = " ".join(process.cmdline())
         if process.pid == self._jvm:
             return "driver's JVM"
@@ -154,8 +148,8 @@ class Spark:
             return "Python worker"
         return ""
 
-    def executors(self) -> list[psutil.Process]:
+    def executors(self):
         return [process for kind, process in self.processes() if kind == "executor's JVM"]
 
-    def workers(self) -> list[psutil.Process]:
+    def workers(self):
         return [process for kind, process in self.processes() if kind == "Python worker"]

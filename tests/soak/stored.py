@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +38,7 @@ class Topic:
     strange: list[bytes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
-    def take(self, fields: Sequence[str]) -> None:
+    def take(self, fields):
         """Take in a line of the client's output."""
         if fields[0] == "skipped":
             self.skipped.append(" ".join(fields[1:]))
@@ -64,11 +63,11 @@ class Topic:
             self.marks.extend(bytes(max(0, number + 1 - len(self.marks))))
             self.marks[number] = 1
 
-    def missing(self, rows: int) -> int:
+    def missing(self, rows):
         """Return how many of the first `rows` are not stored."""
         return rows - sum(self.marks[:rows])
 
-    def copies(self, addresses: Mapping[str, str]) -> list[Copy]:
+    def copies(self, addresses):
         """Return the copies for the judge; `addresses` are those of the brokers by name."""
         places = [(addresses[broker], queue_id) for broker, queue_id in self.names]
         return [
@@ -85,7 +84,7 @@ class Topic:
 class Reader:
     """The Java process; any thread may call `read`."""
 
-    def __init__(self, name_server: str, log: Path) -> None:
+    def __init__(self, name_server, log):
         self._lock = threading.Lock()
         command, class_path = java_command(_SOURCE, DEFAULT_VERSION)
         with log.open("wb") as errors:
@@ -95,7 +94,7 @@ class Reader:
                 env={**os.environ, "CLASSPATH": class_path},
             )  # fmt: skip
 
-    def read(self, name: str, topic: Topic) -> list[str]:
+    def read(self, name, topic):
         """Read a topic's new messages; return the queues that did not answer."""
         failed = []
         with self._lock:
@@ -113,6 +112,6 @@ class Reader:
                     topic.take([kind, *rest])
         raise AssertionError("the Java client ended")
 
-    def close(self) -> None:
+    def close(self):
         self._process.kill()
         self._process.wait()

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.soak import faults, flat, page
@@ -15,10 +13,7 @@ _RUN_S = 3600.0
 _NOISE = (3, -2, 0, 1, -1, 2, -3)
 
 
-def _judged(
-    value: Callable[[float], float], *, lives: int = 1, measure: str = "threads",
-    what: str = "driver",
-) -> flat.Flat:  # fmt: skip
+def _judged(value, *, lives=1, measure="threads", what="driver"):
     """Return the verdict on a process with so many lives; `value` is a function of its age."""
     long_s = _RUN_S / lives
     samples = [
@@ -45,7 +40,7 @@ def test_growth_at_the_beginning_is_left_out():
 
 
 def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not():
-    def compiled(age_s: float) -> float:
+    def compiled(age_s):
         return 1300.0 + 145.0 * min(1.0, age_s / WARM_JVM_S)
 
     jvm: dict[str, Any] = {"measure": "memory MB", "what": "driver's JVM", "lives": 4}
@@ -62,7 +57,7 @@ def test_the_table_may_grow():
 
 
 def test_a_seed_gives_the_same_faults():
-    def drawn(seed: int) -> list[faults.Fault]:
+    def drawn(seed):
         return list(itertools.islice(faults.draw(seed, quiet_s=(1, 2)), 8))
 
     assert drawn(7) == drawn(7) != drawn(8)
@@ -87,7 +82,7 @@ def test_rows_of_committed_epochs_are_covered(tmp_path):
     logs.mkdir(parents=True)
     commits.mkdir()
 
-    def log(name: str, *files: int) -> None:
+    def log(name, *files):
         lines = [json.dumps({"path": f"{file}", "batchId": 0}) for file in files]
         (logs / name).write_text("\n".join(["v1", *lines]))
 
@@ -100,7 +95,7 @@ def test_rows_of_committed_epochs_are_covered(tmp_path):
     assert (source.covered(), source.epochs()) == (4, 3)
 
 
-def _topic(tmp_path: Path) -> Topic:
+def _topic(tmp_path):
     topic = Topic(Source(tmp_path, rows=4))
     topic.source.write()
     for number, intact in ((0, 1), (2, 1), (2, 1), (3, 0)):

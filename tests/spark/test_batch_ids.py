@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from rocket_sink import RocketSink, register
 from rocket_sink.errors import CheckpointError, LedgerError, OptionError
 from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
@@ -26,34 +24,34 @@ DELIVERIES = ("at_least_once", "effectively_once", "transactional")
 class World:
     """A topic, a ledger, and writes of one batch id."""
 
-    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path) -> None:
+    def __init__(self, spark, cluster, folder):
         self.spark, self.cluster, self.ledger = spark, cluster, folder / "ledger"
         self.options: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(self.ledger),
             "storedCheckDelay": 200,
         }  # fmt: skip
 
-    def frame(self, rows: int = ROWS) -> Any:
+    def frame(self, rows=ROWS):
         return self.spark.range(rows).selectExpr("concat('row ', id) AS body")
 
-    def write(self, frame: Any = None, batch_id: str = ID, **options: Any) -> Any:
+    def write(self, frame=None, batch_id=ID, **options):
         sink = RocketSink(**{**self.options, **options})
         return sink.write(self.frame() if frame is None else frame, batch_id=batch_id)
 
-    def save(self, frame: Any = None, batch_id: str = ID, **options: Any) -> None:
+    def save(self, frame=None, batch_id=ID, **options):
         register(self.spark, ledger=str(self.ledger))
         texts = {**self.options, "batchId": batch_id, **options}
         writer = (self.frame() if frame is None else frame).write.format("rocketmq").mode("append")
         writer.options(**{name: str(value) for name, value in texts.items()}).save()
 
-    def die(self, owner: Any, name: str, death: Any, **options: Any) -> None:
+    def die(self, owner, name, death, **options):
         """Write, and let the driver die in the function `name`."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, death)
             with pytest.raises(KeyError, match="the driver died"):
                 self.write(**options)
 
-    def sent(self) -> int:
+    def sent(self):
         return len(self.cluster.messages("t"))
 
 
@@ -65,11 +63,11 @@ def world(spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path)
 
 
-def crash(*_: Any, **__: Any) -> None:
+def crash(*_, **__):
     raise KeyError("the driver died")
 
 
-def sent_and_died(results: Any, *_: Any) -> None:
+def sent_and_died(results, *_):
     results.write.format("noop").mode("overwrite").save()
     crash()
 
@@ -192,7 +190,7 @@ def test_two_at_once(world, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
     append = foreach_batch._append
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments):
         begun.set()
         assert go_on.wait(300)
         append(*arguments)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import nullcontext
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +17,7 @@ from rocket_sink.testing import FakeCluster
 from tests.ledger.values import spool_rows
 
 
-def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:
+def counts(rows_in, dead, unknown=0):
     return {"rows_in": rows_in, "dead": dead, "unknown": unknown, "first_error": "why"}
 
 
@@ -40,7 +39,7 @@ def test_a_data_source_sums_its_tasks_up():
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
     messages = [TaskMessage("q", "r", summary), TaskMessage("q", "r", summary)]
-    writer = RowStreamWriter(options, None)  # type: ignore[arg-type]
+    writer = RowStreamWriter(options, None)
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
     writer.commit(messages[:1], 7)
@@ -63,7 +62,7 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(tmp_path, ca
     (tmp_path / "_spool").write_text("no folder")
     options = SinkOptions.parse(nameServer="n:1", topic="t", ledger=str(tmp_path))
     message = TaskMessage("q", "r", TaskSummary(rows_in=5, acked=5))
-    RowStreamWriter(options, None).commit([message], 7)  # type: ignore[arg-type]
+    RowStreamWriter(options, None).commit([message], 7)
     assert "that epoch 7 is done" in caplog.text
 
 

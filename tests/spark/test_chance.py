@@ -21,7 +21,7 @@ def test_rows_of_chance_need_a_message_id(spark, tmp_path, lane):
             delivery="effectively_once",
         )  # fmt: skip
 
-        def send(*columns: str) -> None:
+        def send(*columns):
             rows = stream.selectExpr(*columns)
             if lane == "write":
                 batch = spark.read.schema("n STRING").json(str(tmp_path / "in"))

@@ -94,7 +94,7 @@ def test_a_stream_of_losses_is_cut_to_some_warnings(caplog):
     assert count.endswith("ledger show dead-letters --ledger /ledger")
 
 
-def texts(caplog: pytest.LogCaptureFixture, name: str = "") -> list[str]:
+def texts(caplog, name=""):
     """Return the lines that name a query. The session's other queries may end at the same time."""
     lines = (record.getMessage() for record in caplog.records if record.name == CONSOLE)
     return [line for line in lines if name in line]

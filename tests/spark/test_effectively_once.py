@@ -4,8 +4,6 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +41,7 @@ class Crash(BaseException):
 class World:
     """A cluster, a ledger, and tasks that may crash."""
 
-    def __init__(self, cluster: FakeCluster, ledger: Path, ordering: str = "none") -> None:
+    def __init__(self, cluster, ledger, ordering="none"):
         self.cluster, self.ledger = cluster, ledger
         self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
@@ -53,10 +51,16 @@ class World:
         }  # fmt: skip
 
     def run(
-        self, ctx: RunContext, *, cut: int = 100, crash_after: int | None = None, rows: Any = None,
-        each: Callable[[int], None] = lambda fed: None, settings: IdFacts | None = None,
-        **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        ctx,
+        *,
+        cut=100,
+        crash_after=None,
+        rows=None,
+        each=lambda fed: None,
+        settings=None,
+        **options,
+    ):
         """Run the task in batches of `cut` rows; it crashes after `crash_after` requests."""
         parsed = SinkOptions.parse({**self.settings, **options})
         table = rows or rows_of(ROWS)
@@ -78,17 +82,17 @@ class World:
         finally:
             pool.close()
 
-    def stored(self) -> Counter[bytes]:
+    def stored(self):
         return Counter(m.body for m in self.cluster.messages("t") if not m.torn)
 
-    def check(self) -> None:
+    def check(self):
         assert self.stored() == ALL
 
-    def questions(self) -> int:
+    def questions(self):
         return len(self.cluster.requests(RequestCode.QUERY_MESSAGE))
 
 
-def rows_of(count: int) -> pa.Table:
+def rows_of(count):
     """Return rows of which each is equal to a much later one."""
     numbers = [i % (count // 2) for i in range(count)]
     bodies = [f"{number:06d}".encode() for number in numbers]
@@ -98,7 +102,7 @@ def rows_of(count: int) -> pa.Table:
 ALL = Counter(rows_of(ROWS)["body"].to_pylist())
 
 
-def _crash_at(body: Any, requests: int) -> None:
+def _crash_at(body, requests):
     if body.summary.requests >= requests:
         # The kernel sends the bytes that it has; no thread waits for the answers.
         body._engine.drive(0.0)
@@ -191,14 +195,11 @@ def test_a_replay_sends_a_message_without_all_of_its_properties_again(world):
     assert (summary.found_stored, summary.duplicates_possible) == (ROWS - 1, 1)
 
 
-def _store_in_part(
-    broker: Any, then: Callable[[], None] = lambda: None, *, kept: Sequence[str] | None = None,
-    head: int | None = None,
-) -> None:  # fmt: skip
+def _store_in_part(broker, then=lambda: None, *, kept=None, head=None):
     """Store so many messages of the next request, and of the following only these properties."""
     put, pending = broker.store.put, [1]
 
-    def cut(request: Any, queue_id: int) -> Any:
+    def cut(request, queue_id):
         stored = put(request, queue_id)
         if pending and (len(stored) > 2 or head is not None):
             pending.clear()
@@ -248,7 +249,7 @@ def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered):
     world.cluster.create_topic("t")
     late.is_master = False
 
-    def during(fed: int) -> None:
+    def during(fed):
         if fed == 200:
             late.is_master = True
             time.sleep(1.1)  # A route is asked for once a second.
@@ -260,7 +261,7 @@ def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered):
     world.check()
 
 
-def _away(broker: Any, seconds: float) -> None:
+def _away(broker, seconds):
     """Keep the broker out of its routes for so many seconds."""
     broker.is_master = False
     threading.Timer(seconds, lambda: setattr(broker, "is_master", True)).start()

@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,14 +20,7 @@ from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
-from tests.ledger.values import (
-    accounts,
-    confirmed,
-    context,
-    session,
-    spool_rows,
-    write_spool,
-)
+from tests.ledger.values import accounts, confirmed, context, session, spool_rows, write_spool
 from tests.producer.waiting import until
 from tests.python import run_python
 
@@ -38,7 +30,7 @@ DEADLINE_S = 60.0
 wait_for = partial(until, poll_s=0.05)
 
 
-def done(epoch: int, rows: int, run: str = "run-1", *, read: int | None = None) -> Any:
+def done(epoch, rows, run="run-1", *, read=None):
     """Return Spark's progress report of an epoch that has read and sent so many rows."""
     return SimpleNamespace(
         id=QUERY, runId=run, batchId=epoch, numInputRows=rows if read is None else read,
@@ -47,7 +39,7 @@ def done(epoch: int, rows: int, run: str = "run-1", *, read: int | None = None) 
     )  # fmt: skip
 
 
-def write(folder: Path, epoch: int, rows: int, run: str = "run-1", dead: int = 0) -> None:
+def write(folder, epoch, rows, run="run-1", dead=0):
     """Write the spool file of a task."""
     ctx = context(query_id=QUERY, run_id=run, epoch=epoch, task_attempt_id=10 + epoch)
     write_spool(resolve_path(folder), ctx, accounts(ctx, acked=rows - dead, dead=dead))
@@ -60,28 +52,28 @@ def thread():
     thread.finish()
 
 
-def begin(thread: FoldThread, folder: Path, interval_s: float) -> None:
+def begin(thread, folder, interval_s):
     """Start a query that writes to this ledger."""
     thread.add(resolve_path(folder), interval_s=interval_s)
     thread.note_start("run-1", QUERY)
 
 
-def send(thread: FoldThread, folder: Path, epoch: int, run: str = "run-1", dead: int = 0) -> None:
+def send(thread, folder, epoch, run="run-1", dead=0):
     """Write the five rows of an epoch, and report the epoch."""
     write(folder, epoch, 5, run, dead)
     thread.note_progress(done(epoch, 5, run))
 
 
-def texts(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+def texts(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def said(caplog):
     """Return the lines about the ends of queries."""
     return [r.getMessage() for r in caplog.records if r.name == CONSOLE and " ended" in r.message]
 
 
-def is_confirmed(folder: Path, epochs: int) -> bool:
+def is_confirmed(folder, epochs):
     """Return whether the table has so many confirmed epochs."""
     if (quick := open_quick(folder)) is None:
         return False
@@ -130,7 +122,7 @@ def test_when_a_fold_and_an_expiry_are_due(tmp_path, monkeypatch):
     monkeypatch.setattr(folded, "expire_daily", lambda *of: kept.append(of[2]))
     ledger = FoldedLedger(session(), resolve_path(tmp_path))
 
-    def due() -> tuple[bool, bool, bool, float]:
+    def due():
         return ledger.waits, ledger.is_fold_due(), ledger.is_expiry_due(), ledger.next_s
 
     assert due() == (False, False, False, math.inf)
@@ -198,7 +190,7 @@ def test_a_fold_that_failed_is_repeated(tmp_path, thread, monkeypatch):
     """Another process may fold at the moment at which the last query ends."""
     fold, tries = folded.fold, []
 
-    def fold_later(*arguments: Any, **more: Any) -> Any:
+    def fold_later(*arguments, **more):
         tries.append(1)
         return SimpleNamespace(busy=True) if len(tries) < 3 else fold(*arguments, **more)
 
@@ -218,15 +210,15 @@ def test_the_end_of_a_query_is_waited_for():
     thread.note_start("run-1")
     confirm = thread._confirm
 
-    def slowly(*arguments: Any) -> None:
+    def slowly(*arguments):
         time.sleep(0.2)
         confirm(*arguments)
         handled.set()
 
-    thread._confirm = slowly  # type: ignore[method-assign]
+    thread._confirm = slowly
     thread.add(resolve_path("/no/such/ledger"), interval_s=1e9)
 
-    def end() -> None:
+    def end():
         thread.note_progress(done(0, 1))
         thread.note_end("run-1")
 
@@ -239,13 +231,13 @@ def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread):
     """A fold of many ledgers takes longer than a sync waits for the end of a query."""
     calls: list[Any] = []
 
-    def fold(ledger: FoldedLedger) -> None:
+    def fold(ledger):
         if not calls:
             thread.note_progress(done(1, 1))
         calls.append("fold")
 
-    thread._fold = fold  # type: ignore[method-assign]
-    thread._confirm = lambda ledger, progress: calls.append(progress.batchId)  # type: ignore[method-assign]
+    thread._fold = fold
+    thread._confirm = lambda ledger, progress: calls.append(progress.batchId)
     for name in ("/no/one", "/no/two"):
         thread.add(resolve_path(name), interval_s=1e9)
     thread.note_end("run-1")
@@ -259,7 +251,7 @@ def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
     """A fold under load takes longer than an epoch, and the counts are compared after it."""
     fold, folds = folded.fold, []
 
-    def slow_fold(*arguments: Any, **more: Any) -> Any:
+    def slow_fold(*arguments, **more):
         summary = fold(*arguments, **more)
         folds.append(summary)
         if len(folds) == 1:
@@ -291,7 +283,7 @@ def test_a_ledger_that_was_made_anew_is_another_ledger(tmp_path, thread, caplog)
         thread.note_start(run, QUERY)
         for epoch in range(epochs):
             send(thread, folder, epoch, run, dead=1)
-        wait_for(lambda epochs=epochs: is_confirmed(folder, epochs))  # type: ignore[misc]
+        wait_for(lambda epochs=epochs: is_confirmed(folder, epochs))
         thread.note_end(run)
         wait_for(lambda: not [*thread.runs])
         shutil.rmtree(folder)

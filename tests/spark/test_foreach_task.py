@@ -8,9 +8,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
@@ -36,7 +35,7 @@ class World(NamedTuple):
     cluster: FakeCluster
     ledger: Path
 
-    def task(self, *bodies: Any, **options: Any) -> RocketSink:
+    def task(self, *bodies, **options):
         """Return a sink in an open task that has these rows."""
         settings = {
             "nameServer": self.cluster.name_server, "topic": "t", "ledger": str(self.ledger),
@@ -48,10 +47,10 @@ class World(NamedTuple):
             sink.process(Row(body=body))
         return sink
 
-    def bodies(self) -> list[bytes]:
+    def bodies(self):
         return sorted(message.body for message in self.cluster.messages("t"))
 
-    def account(self) -> dict[str, Any]:
+    def account(self):
         """Return the last row of the only task's spool."""
         (path,) = self.ledger.rglob("*.arrow")
         (epoch,) = [row for row in spool_rows(path) if row["kind"] == "epoch"]
@@ -72,7 +71,7 @@ def only_threads_of_this_test():
     _of_others.update(threading.enumerate())
 
 
-def threads() -> list[threading.Thread]:
+def threads():
     started = set(threading.enumerate()) - _of_others
     return [thread for thread in started if thread.name == "rocket-sink-flush"]
 
@@ -131,10 +130,10 @@ def test_a_row_that_comes_while_others_are_taken_waits_no_longer(world, monkeypa
     batch_of_rows = RowBatcher.batch
     late = [Row(body="late")]
 
-    def batch(self: RowBatcher, rows: Any) -> pa.RecordBatch:
+    def batch(self, rows):
         if late:
             # `process` does so between its append and the end of `take`: it saw no need to look.
-            sink._task._rows.append(late.pop())  # type: ignore[union-attr]
+            sink._task._rows.append(late.pop())
         return batch_of_rows(self, rows)
 
     monkeypatch.setattr(RowBatcher, "batch", batch)
@@ -158,7 +157,7 @@ def test_an_attempt_with_other_pauses_gives_the_same_ids(world):
 
 
 class TestErrors:
-    def failed(self, world: World) -> RocketSink:
+    def failed(self, world):
         """Return a sink whose thread has failed."""
         sink = world.task("good", onInvalid="fail")
         until(lambda: world.bodies() == [b"good"])
@@ -179,7 +178,7 @@ class TestErrors:
     def test_the_thread_sends_nothing_after_an_error_of_process(self, world, monkeypatch):
         """Spark may call `close` much later, and answers let the thread send waiting requests."""
 
-        def feed(run: TaskRunner, batch: pa.RecordBatch, plan: object) -> None:
+        def feed(run, batch, plan):
             if threading.current_thread() is threading.main_thread():
                 raise DeliveryError("budget")
 

@@ -1,8 +1,5 @@
 """Bodies of `bodyFormat=json`: the lanes that pack them, and the lanes that refuse."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from pyspark.sql.types import StructType
 
@@ -39,7 +36,7 @@ def new_york(spark):
         yield spark
 
 
-def pending_of(spark: Any, folder: Path, frame: Any, options: SinkOptions) -> Any:
+def pending_of(spark, folder, frame, options):
     """Return the rows that a backfill of the frame would send."""
     return Table(frame, "t", options).pending(spark, Ledger(folder / "ledger"), Selection())
 

@@ -35,7 +35,7 @@ from tests.spark.test_listener import wait_for
 SCHEMAS = [json.loads(p.read_text()) for p in (Path(__file__).parent / "openlineage").iterdir()]
 
 
-def _of_another_patch(uri: str) -> referencing.Resource[Any]:
+def _of_another_patch(uri):
     """Return the stored schema of this name: older clients name an earlier patch of a facet."""
     schema = next(schema for schema in SCHEMAS if Path(schema["$id"]).name == Path(uri).name)
     assert Path(schema["$id"]).parent.name.rpartition("-")[0] in uri
@@ -55,7 +55,7 @@ cluster = scripted_cluster(1, flights=1)
 class Collector(HTTPServer):
     """A collector that keeps what it gets, and answers while `answers` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.events: list[dict[str, Any]] = []
         self.answers = threading.Event()
         self.answers.set()
@@ -65,13 +65,13 @@ class Collector(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Collector
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.server.answers.wait(DEADLINE_S)
         self.server.events.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(201)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -88,7 +88,7 @@ def collector(monkeypatch):
         server.shutdown()
 
 
-def judge(event: dict[str, Any]) -> None:
+def judge(event):
     jsonschema.Draft202012Validator(RUNS, registry=REGISTRY).validate(event)
     (output,) = event["outputs"]
     for facet in [
@@ -166,7 +166,7 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(collector, monkeypatch
     assert events == [(run_id, kind) for run_id in runs for kind in ("START", "COMPLETE")]
 
 
-def started() -> str:
+def started():
     """Start a run, and return its id."""
     options, run_id = SinkOptions.parse(nameServer="h:9876", topic="t"), str(uuid.uuid4())
     lineage.start(options, run_id, "write", StructType(), is_stream=False)

@@ -55,7 +55,7 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     monkeypatch.setattr(type(spark.dataSource), "register", registering)
     monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
 
-    def commit(epoch: int, ledger: str = "") -> int:
+    def commit(epoch, ledger=""):
         """Commit an epoch to the newest source; return the number of its warnings."""
         settings = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
         caplog.clear()

@@ -6,10 +6,8 @@ import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier, Event, Thread
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,7 +16,6 @@ from pyspark import TaskContext
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark import foreach_batch, session_checks
 from rocket_sink.spark.plans import plan_digest
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
@@ -32,20 +29,20 @@ DELIVERIES = ["at_least_once", "effectively_once"]
 class World:
     """A query over some files, with its checkpoint, ledger and topic."""
 
-    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: str) -> None:
+    def __init__(self, spark, cluster, folder, lane):
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
         self.delivery, self.rows = "effectively_once", 0
         (folder / "in").mkdir()
         self.add()
 
-    def add(self) -> None:
+    def add(self):
         """Add rows for the next epoch."""
         numbers = range(self.rows, self.rows + ROWS)
         rows = [json.dumps({"n": f"{number:04}"}) for number in numbers]
         (self.folder / "in" / f"{self.rows}.json").write_text("\n".join(rows))
         self.rows += ROWS
 
-    def run(self, partitions: int, body: str = "n AS body", *, fails: bool = False) -> None:
+    def run(self, partitions, body="n AS body", *, fails=False):
         """Send the rows from so many partitions. If `fails`, the last partition fails once another
         has sent messages."""
         options = {
@@ -61,7 +58,7 @@ class World:
 
         sent = self.folder / "sent"
 
-        def fail(batches: Any) -> Any:
+        def fail(batches):
             yield from batches
             task = TaskContext.get()
             if fails and task is not None and task.partitionId() == partitions - 1:
@@ -87,35 +84,35 @@ class World:
                 writer = writer.format("rocketmq").options(**options)
             run(writer, self.folder / "checkpoint")
 
-    def fail(self, partitions: int, body: str = "n AS body") -> None:
+    def fail(self, partitions, body="n AS body"):
         sent = len(self.cluster.messages("t"))
         Thread(target=self._await_rows, args=(sent,), daemon=True).start()
         with pytest.raises(Exception, match="broken"):
             self.run(partitions, body, fails=True)
 
-    def _await_rows(self, sent: int) -> None:
+    def _await_rows(self, sent):
         while len(self.cluster.messages("t")) == sent:
             time.sleep(0.05)
         (self.folder / "sent").touch()
 
-    def doubled(self) -> int:
+    def doubled(self):
         """Return how many rows are stored twice or more; each is stored once at least."""
         counts = Counter(message.body[:4] for message in self.cluster.messages("t"))
         assert len(counts) == self.rows
         return sum(count > 1 for count in counts.values())
 
-    def counted(self) -> int:
+    def counted(self):
         ledger = Ledger(str(self.folder / "ledger"))
         ledger.sync(self.spark)
         select = "SELECT sum(duplicates_possible) AS rows FROM epochs"
         return int(view_rows(ledger.path, select)[0].rows)
 
-    def check_doubles(self) -> None:
+    def check_doubles(self):
         """Check that rows are doubled, and that the ledger counts them all."""
         assert 0 < self.doubled() <= self.counted() <= ROWS
 
 
-def digests(*plans: str) -> set[str]:
+def digests(*plans):
     """Return the digests of plans of the JVM with these texts."""
     return {
         plan_digest(SimpleNamespace(toString=lambda text=text: text, conf=MagicMock()))
@@ -215,20 +212,20 @@ def test_two_sinks_in_threads_know_their_own_pending_epochs(spark, cluster, tmp_
     """The sink with the new ledger looks first; neither sends before the other has looked."""
     real, both, looked = session_checks.unrecorded_epoch, Barrier(2, timeout=60), Event()
 
-    def look(place: Any, *facts: str) -> str:
+    def look(place, *facts):
         assert place.uri.endswith("new") or looked.wait(60)
         epoch = real(place, *facts)
         looked.set()
         return epoch
 
-    def write(ledgers: list[str]) -> None:
+    def write(ledgers):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / "rows.txt").write_text("1\n2")
         rows = spark.readStream.text(str(tmp_path / "in")).withColumnRenamed("value", "body")
         name_server, folders = cluster.name_server, [str(tmp_path / name) for name in ledgers]
         sinks = [RocketSink(nameServer=name_server, topic="t", ledger=each) for each in folders]
 
-        def send(frame: Any, epoch: int) -> None:
+        def send(frame, epoch):
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda sink: sink.write_batch(frame, epoch), sinks))
             assert len(sinks) == 2, "broken"

@@ -1,6 +1,5 @@
 """Arrow batches inside foreach, which `RocketSink.stream` hands over."""
 
-from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from tests.spark.streams import run
 MIB = 1 << 20
 
 
-def opened(packs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def opened(packs):
     columns = [row.column("arrow_batch") for row in packs]
     assert all(len(column) == 1 for column in columns)
     return [pa.ipc.open_stream(column[0].as_py()).read_next_batch() for column in columns]

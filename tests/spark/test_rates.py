@@ -12,7 +12,7 @@ from rocket_sink.spark import session_checks as host
 from rocket_sink.spark.session_checks import with_task_rate
 
 
-def session(slots: int | None) -> Any:
+def session(slots):
     """Return a session of an application with so many slots; None if Spark reports none."""
     profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
     scala: Any = SimpleNamespace(resourceProfileManager=lambda: profiles)

@@ -17,10 +17,10 @@ from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
-from rocket_sink.spark.reading.batch import FilteringReader, MessageReader, QueueRange
+from rocket_sink.spark.reading.batch import FilteringReader, MessageReader
 from rocket_sink.spark.reading.filters import Narrowed
 from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
@@ -29,13 +29,13 @@ from tests.spark.two_brokers import TOPIC, fill
 cluster = scripted_cluster(t=2)
 
 
-def plan(cluster: FakeCluster, **options: Any) -> tuple[MessageReader, list[QueueRange]]:
+def plan(cluster, **options):
     settings = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
     reader = pickle.loads(pickle.dumps(MessageReader(*ReadOptions.parse(settings))))
     return reader, pickle.loads(pickle.dumps(list(reader.partitions())))
 
 
-def bodies(cluster: FakeCluster, **options: Any) -> list[str]:
+def bodies(cluster, **options):
     reader, parts = plan(cluster, **options)
     batches = [batch for part in parts for batch in reader.read(part)]
     return sorted(body.decode() for batch in batches for body in batch["body"].to_pylist())
@@ -168,7 +168,7 @@ def test_filters_and_options_narrow_together(cluster):
         reader, _ = plan(cluster, **options)
         reader.narrowed = narrowed
         (part,) = reader.partitions()
-        assert (part.begin, part.end) == numbers  # type: ignore[attr-defined]
+        assert (part.begin, part.end) == numbers
 
 
 def test_tags_narrow_no_queue_that_holds_batches(cluster):
@@ -176,10 +176,10 @@ def test_tags_narrow_no_queue_that_holds_batches(cluster):
     reader, _ = plan(cluster)
     reader.narrowed = Narrowed(("a", "b"))
     (part,) = reader.partitions()
-    assert part.expression == "a || b"  # type: ignore[attr-defined]
+    assert part.expression == "a || b"
     cluster.create_topic(TOPIC, 2, attributes={"queue.type": "BatchCQ"})
     (part,) = reader.partitions()
-    assert part.expression == "*"  # type: ignore[attr-defined]
+    assert part.expression == "*"
 
 
 LOSS: Any = pytest.raises(ConfigurationError, match="no messages from 0 to 3 now")
@@ -234,7 +234,7 @@ def test_rows_are_the_row_contract_and_where_they_were(cluster):
     assert large["keys"] is None and large["properties"] is None
 
 
-def row_of(**fields: Any) -> dict[str, Any]:
+def row_of(**fields):
     """Return the row of a stored message with these fields."""
     (row,) = stored_batch([("b", StoredMessage("t", b"x", **fields))]).to_pylist()
     return row

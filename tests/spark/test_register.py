@@ -12,7 +12,7 @@ from rocket_sink.spark import datasource
 
 
 class Refused(AnalysisException):
-    def getCondition(self) -> str:
+    def getCondition(self):
         return self._message
 
 
@@ -28,7 +28,7 @@ def no_java(monkeypatch):
 def test_writers_know_the_facts_of_the_session():
     """Divide a limit over the session's task slots, and refuse its speculation."""
     session = SimpleNamespace(dataSource=Mock())
-    datasource.register(session)  # type: ignore[arg-type]
+    datasource.register(session)
     (source,) = session.dataSource.register.call_args.args
     schema = StructType().add("body", "string")
     options = {"nameServer": "h:1", "topic": "t", "maxMessagesPerSecond": "1000"}
@@ -42,8 +42,8 @@ def test_a_source_that_spark_keeps_is_told_of(caplog):
     """Spark 4.0 does so if rocket-sink is a wheel; `python -m tests.versions` has the real one."""
     session = SimpleNamespace(dataSource=Mock())
     session.dataSource.register.side_effect = Refused("DATA_SOURCE_ALREADY_EXISTS")
-    datasource.register(session)  # type: ignore[arg-type]
+    datasource.register(session)
     assert "set rateTasks" in caplog.text
     session.dataSource.register.side_effect = Refused("DATA_SOURCE_NOT_FOUND")
     with pytest.raises(AnalysisException):
-        datasource.register(session)  # type: ignore[arg-type]
+        datasource.register(session)

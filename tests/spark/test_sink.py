@@ -39,9 +39,9 @@ def test_options_are_checked_at_once(first, options, words):
 def test_a_function_of_another_kind_is_named():
     sink = RocketSink(nameServer="a:1", topic="t")
     with pytest.raises(ConfigurationError, match=r"foreachBatch\(sink.write_batch\)"):
-        sink.write(None, 7)  # type: ignore[arg-type]
+        sink.write(None, 7)
     with pytest.raises(ConfigurationError, match=r"foreach\(sink\)"):
-        sink.write_batch(Row(body="x"))  # type: ignore[arg-type]
+        sink.write_batch(Row(body="x"))
 
 
 def test_secrets_never_show_and_pickling_keeps_them():
@@ -143,7 +143,7 @@ class TestForeach:
     def strict(self, sink):
         return RocketSink(sink.options.with_(onInvalid="fail"))
 
-    def put(self, sink: RocketSink, *bodies: str | None) -> None:
+    def put(self, sink, *bodies):
         for body in bodies:
             sink.process(Row(body=body))
 

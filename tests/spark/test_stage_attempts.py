@@ -1,9 +1,7 @@
 """A stage that Spark runs again: its tasks do not know it, so the driver counts their rows."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,14 +17,14 @@ ROWS = 40
 SELECT = "SELECT rows_in, acked, duplicates_possible, partitions, confirmed, adds_up FROM epochs"
 
 
-def shuffled(spark: Any, frame: Any, folder: Path, *, is_lost: bool) -> Any:
+def shuffled(spark, frame, folder, *, is_lost):
     """Return the rows after a shuffle. If `is_lost`, the first task deletes the shuffle's files,
     as if their executor was lost, so later tasks fail and their stage runs again."""
     manager = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager()
     folders = [str(each) for each in manager.diskBlockManager().localDirsString()]
     flag, began_s = folder / "lost", time.time() - 1
 
-    def lose(batches: Iterator[Any]) -> Iterator[Any]:
+    def lose(batches):
         for batch in batches:
             if not flag.exists():
                 flag.touch()
@@ -53,7 +51,7 @@ def test_rows_of_a_stage_that_ran_again_are_counted(spark, tmp_path, monkeypatch
         assert [tuple(vars(row).values()) for row in view_rows(path, SELECT)] == expected
         (tmp_path / "lost").unlink(missing_ok=True)
 
-        def epoch(frame: Any, number: int) -> None:
+        def epoch(frame, number):
             sink.write_batch(shuffled(spark, frame, tmp_path, is_lost=is_lost), number)
 
         # The count is in the commit of the sends.

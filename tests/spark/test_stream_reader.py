@@ -3,7 +3,6 @@
 import json
 import pickle
 import threading
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +17,7 @@ from rocket_sink.spark.reading import stream as module
 from rocket_sink.spark.reading.batch import queue_name
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.reading.stream import TopicStream
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
@@ -30,12 +29,12 @@ cluster = scripted_cluster(t=2)
 QUEUES = ("broker-a:0", "broker-a:1", "broker-b:0", "broker-b:1")
 
 
-def reader(cluster: FakeCluster, **options: Any) -> TopicStream:
+def reader(cluster, **options):
     asked = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
     return TopicStream(*ReadOptions.parse(asked, is_stream=True))
 
 
-def offsets(*numbers: int) -> dict[str, dict[str, int]]:
+def offsets(*numbers):
     return {TOPIC: dict(zip(QUEUES, numbers, strict=True))}
 
 
@@ -43,7 +42,7 @@ ALL = ReadAllAvailable()
 ZERO = offsets(0, 0, 0, 0)
 
 
-def bodies(stream: TopicStream, start: Any, end: Any) -> list[str]:
+def bodies(stream, start, end):
     # Spark passes offsets as JSON, and partitions by pickle, to other processes.
     start, end = json.loads(json.dumps([start, end]))
     parts = pickle.loads(pickle.dumps(list(stream.partitions(start, end))))
@@ -190,7 +189,7 @@ def test_a_task_waits_for_its_broker(cluster):
     cluster.brokers[0].kill()
     cluster.stop_name_server()
 
-    def come_back() -> None:
+    def come_back():
         cluster.start_name_server()
         cluster.brokers[0].restart()
 
@@ -248,7 +247,7 @@ def test_the_group_follows_finished_epochs_and_skips_a_broker_that_is_away(
 ):
     noted: list[tuple[str, int]] = []
 
-    def note(self: Admin, queue: MessageQueue, group: str, offset: int) -> None:
+    def note(self, queue, group, offset):
         if queue.broker_name == "broker-b":
             raise errors.ConnectError("away")
         noted.append((queue_name(queue), offset))

@@ -3,9 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,7 +11,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.spark.settings import setting
 from tests.spark.streams import run
@@ -28,7 +24,7 @@ cluster = scripted_cluster(1, scope="module")
 class World:
     """Folders of files that streams read, one file a micro-batch, and a sink with a ledger."""
 
-    def __init__(self, spark: Any, cluster: FakeCluster, folder: Path) -> None:
+    def __init__(self, spark, cluster, folder):
         self._spark, self._cluster, self._folder = spark, cluster, folder
         self._topic = folder.name
         cluster.create_topic(self._topic, queues=1)
@@ -37,7 +33,7 @@ class World:
             nameServer=cluster.name_server, topic=self._topic, ledger=self.ledger.path
         )
 
-    def stream(self, name: str, *files: list[tuple[str, str]]) -> Any:
+    def stream(self, name, *files):
         """A stream of rows (id, at), the files in their order."""
         folder = self._folder / name
         folder.mkdir()
@@ -50,7 +46,7 @@ class World:
         frame = reader.option("maxFilesPerTrigger", "1").json(str(folder))
         return frame.withWatermark("at", "1 minute")
 
-    def send(self, frame: Any, *, in_batches: bool = False) -> list[str]:
+    def send(self, frame, *, in_batches=False):
         """Send by foreach, or foreachBatch, and return the bodies; the accounts have to agree."""
         batches = frame.writeStream.foreachBatch(self.sink.write_batch) if in_batches else None
         run(batches or self.sink.stream(frame), self._folder / "checkpoint")
@@ -93,7 +89,7 @@ def test_late_rows_that_spark_drops_are_not_sent(world):
 def test_rows_of_a_programs_state_are_sent(world, in_batches):
     """Spark 4.2 casts a columnar row and fails, if nothing is computed before a foreach."""
 
-    def number(key: tuple[str], batches: Iterator[Any], state: Any) -> Iterator[Any]:
+    def number(key, batches, state):
         """Number a key's rows over all micro-batches."""
         count = state.get[0] if state.exists else 0
         for batch in batches:
@@ -117,17 +113,17 @@ def test_rows_of_a_stateful_processor_are_sent(spark, world, in_batches):
     class Numbers(StatefulProcessor):
         """Numbers a key's rows over all micro-batches."""
 
-        def init(self, handle: Any) -> None:
+        def init(self, handle):
             self._count = handle.getValueState("count", "count INT")
 
-        def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:
+        def handleInputRows(self, key, rows, timers):
             count = self._count.get()[0] if self._count.exists() else 0
             for _ in rows:
                 yield Row(body=f"{key[0]}{count}")
                 count += 1
             self._count.update((count,))
 
-        def close(self) -> None:
+        def close(self):
             pass
 
     store = "spark.sql.streaming.stateStore.providerClass"

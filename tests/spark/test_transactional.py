@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -30,10 +29,9 @@ from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.task import transaction_marker as marker
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.transaction_marker import HalfMark
-from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Delay, Drop
 from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
-from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
 
@@ -46,7 +44,7 @@ END = RequestCode.END_TRANSACTION
 class World:
     """A cluster, and tasks and commits whose processes may die."""
 
-    def __init__(self, cluster: FakeCluster, ledger: Path) -> None:
+    def __init__(self, cluster, ledger):
         self.cluster = cluster
         self.pool = ProducerPool()
         self.settings: dict[str, Any] = {
@@ -55,10 +53,10 @@ class World:
             "sendMsgTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 300,
         }  # fmt: skip
 
-    def options(self, **more: Any) -> SinkOptions:
+    def options(self, **more):
         return SinkOptions.parse({**self.settings, **more})
 
-    def send(self, ctx: RunContext = CTX, rows: Any = None, **more: Any) -> pa.Table:
+    def send(self, ctx=CTX, rows=None, **more):
         """Run a task and return the rows that it writes to the ledger."""
         options, written = self.options(**more), list[pa.RecordBatch]()
         table = rows_of(ROWS) if rows is None else rows
@@ -68,43 +66,40 @@ class World:
         self.summary = run.finish()
         return pa.Table.from_batches(written)
 
-    def half_messages(self, **more: Any) -> pa.Table:
+    def half_messages(self, **more):
         """Run a task and return its half messages."""
         return halves_of(self.send(**more))
 
-    def commit(
-        self, halves: pa.Table, *, doubtful: bool = False, ordered: bool = True,
-        group: str = GROUP, **more: Any,
-    ) -> CommitReport:  # fmt: skip
+    def commit(self, halves, *, doubtful=False, ordered=True, group=GROUP, **more):
         with closing(SendEngine(self.options(**more))) as engine:
             commits = HalfMessageCommitter(engine, group=group, ordered=ordered, since_ms=0)
             return commits.commit(halves, doubtful=doubtful)
 
-    def seen(self) -> Counter[bytes]:
+    def seen(self):
         return Counter(m.body for m in self.cluster.messages("t"))
 
-    def open(self) -> list[StoredMessage]:
+    def open(self):
         return [half for broker in self.cluster.brokers for half in broker.half_messages()]
 
-    def ends(self) -> list[Any]:
+    def ends(self):
         return self.cluster.requests(END)
 
-    def questions(self) -> int:
+    def questions(self):
         return len(self.cluster.requests(RequestCode.QUERY_MESSAGE))
 
 
-def rows_of(count: int) -> pa.Table:
+def rows_of(count):
     keys = [f"k{number % 5}" for number in range(count)]
     return pa.table({"body": [b"%04d" % n for n in range(count)], "sharding_key": keys})
 
 
-def halves_of(written: pa.Table) -> pa.Table:
+def halves_of(written):
     """Return the half messages as `TransactionCommitter` reads them from the ledger."""
     sent = (pa.compute.field("kind") == "send") & (pa.compute.field("outcome") == "acked")
     return read_halves(written.filter(sent & pa.compute.field("half")))
 
 
-def ids_of(halves: pa.Table) -> frozenset[str]:
+def ids_of(halves):
     return frozenset(halves.column("message_id").to_pylist())
 
 
@@ -130,7 +125,7 @@ def test_rows_are_hidden_until_the_commit_and_then_there_once_in_order(world, or
         check_order(world)
 
 
-def check_order(world: World) -> None:
+def check_order(world):
     for key in {f"k{n}" for n in range(5)}:
         messages = [m for m in world.cluster.messages("t") if m.properties[SHARDING_KEY] == key]
         bodies = [m.body for m in sorted(messages, key=lambda m: m.queue_offset)]
@@ -152,7 +147,7 @@ def test_a_half_message_says_who_it_is_and_who_answers_for_it(world):
     engine.close()
 
 
-def _heartbeats(world: World) -> list[bytes]:
+def _heartbeats(world):
     return [bytes(r.body or b"") for r in world.cluster.requests(RequestCode.HEART_BEAT)]
 
 
@@ -169,7 +164,7 @@ def test_a_lost_answer_leaves_a_half_that_nobody_commits(world, behaviour):
     assert {decide(asked(half)) for half in world.open()} == {ROLLBACK}
 
 
-def letters_of(written: pa.Table, *columns: str) -> list[dict[str, Any]]:
+def letters_of(written, *columns):
     """Return these columns of the dead letters."""
     letters = written.filter(pa.compute.field("kind") == "dead_letter")
     return letters.select(columns).to_pylist()
@@ -270,7 +265,7 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world):
     # Requests to two brokers are queued at the third check, and no byte is written.
     check = Mock(side_effect=[None, None, LedgerError("the lock is lost")])
 
-    def commit(halves: pa.Table, **more: Any) -> None:
+    def commit(halves, **more):
         commits = HalfMessageCommitter(engine, group=GROUP, ordered=False, since_ms=0, **more)
         commits.commit(halves, doubtful=False)
 
@@ -357,16 +352,14 @@ def test_lanes_without_a_decision_are_refused(world):
 never = Mock(side_effect=AssertionError("nothing is to be ended"))
 
 
-def check_backs(
-    world: World, members: frozenset[str] | None, *, end: Any = never, **more: Any
-) -> CheckBacks:
-    def visible(topic: str, message_id: str) -> bool:
+def check_backs(world, members, *, end=never, **more):
+    def visible(topic, message_id):
         return any(m.message_id == message_id for m in world.cluster.messages(topic))
 
     return CheckBacks(lambda query, epoch: members, visible, end, **more)
 
 
-def asked(half: StoredMessage) -> StoredMessage:
+def asked(half):
     """Return the half message in the form of the broker's check-back."""
     return dataclasses.replace(half, topic=half.properties["REAL_TOPIC"])
 

@@ -22,7 +22,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.context import QUERY_ID, RUN_ID
-from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
+from rocket_sink.spark.decided_epoch import decided_epoch
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, FakeCluster
@@ -39,7 +39,7 @@ ROWS = 40
 class Query:
     """A query of the shared ledger; its bodies are `query/epoch/row`."""
 
-    def __init__(self, spark: Any, cluster: FakeCluster, ledger: str, name: str) -> None:
+    def __init__(self, spark, cluster, ledger, name):
         self.spark, self.cluster, self.name = spark, cluster, name
         self.ledger = Ledger(ledger)
         self.settings: dict[str, Any] = {
@@ -47,15 +47,15 @@ class Query:
             "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 2000,
         }  # fmt: skip
 
-    def sink(self, **more: Any) -> RocketSink:
+    def sink(self, **more):
         """Return a new sink, as in a new process."""
         return RocketSink(**{**self.settings, **more})
 
-    def rows(self, epoch: int) -> Any:
+    def rows(self, epoch):
         body = f"concat('{self.name}/{epoch}/', id) AS body"
         return self.spark.range(0, ROWS, 1, 2).selectExpr(body)
 
-    def epoch(self, number: int, **more: Any) -> None:
+    def epoch(self, number, **more):
         """Send an epoch as a run of its own, by a new sink."""
         properties = {QUERY_ID: self.name, RUN_ID: str(uuid.uuid4())}
         context = self.spark.sparkContext
@@ -67,29 +67,29 @@ class Query:
             for key in properties:
                 context.setLocalProperty(key, None)
 
-    def killed(self, monkeypatch: Any, owner: Any, name: str, kill: Any, **more: Any) -> None:
+    def killed(self, monkeypatch, owner, name, kill, **more):
         """Run epoch 0; its driver dies in the function `name`."""
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, kill)
             with pytest.raises(Killed):
                 self.epoch(0, **more)
 
-    def seen(self) -> dict[int, int]:
+    def seen(self):
         """Return {epoch: messages that consumers see}; fail if a body is there twice."""
         own = self.bodies()
         assert len(set(own)) == len(own)
         return dict(Counter(int(body.split("/")[1]) for body in own))
 
-    def bodies(self) -> list[str]:
+    def bodies(self):
         bodies = [m.body.decode() for m in self.cluster.messages("t")]
         return [body for body in bodies if body.startswith(f"{self.name}/")]
 
-    def open(self) -> int:
+    def open(self):
         halves = [half for broker in self.cluster.brokers for half in broker.half_messages()]
         marks = [HalfMark.read(half.properties) for half in halves]
         return sum(mark is not None and mark.query_id == self.name for mark in marks)
 
-    def epochs(self) -> dict[int, Any]:
+    def epochs(self):
         select = f"SELECT * FROM transactions WHERE query_id = '{self.name}'"
         return {row.epoch: row for row in view_rows(self.ledger.path, select)}
 
@@ -108,17 +108,17 @@ def query(shared, request):
     return Query(*shared, request.node.name)
 
 
-def die(*given: Any, **more: Any) -> Any:
+def die(*given, **more):
     raise Killed
 
 
-def run_without_append(results: Any, *_: Any) -> None:
+def run_without_append(results, *_):
     """Run all tasks; the driver dies before Delta commits."""
     results.collect()
     raise Killed
 
 
-def die_at_the_seventh(self: HalfMessageCommitter, count: int) -> None:
+def die_at_the_seventh(self, count):
     self._report.committed += count
     if self._report.committed >= 7:
         raise Killed
@@ -245,13 +245,13 @@ def test_a_stream_names_its_query_itself(query, tmp_path):
 def test_delta_rs_and_spark_read_the_same_of_an_epoch(query, monkeypatch):
     place = resolve_path(query.ledger.path)
 
-    def read_once(epoch: int, name: str) -> DecidedEpoch | None:
+    def read_once(epoch, name):
         epoch_read = decided_epoch(query.spark, place, name, epoch)
         if epoch_read is None:
             return None
         return dataclasses.replace(epoch_read, halves=epoch_read.halves.sort_by("message_id"))
 
-    def read(epoch: int, name: str = query.name) -> DecidedEpoch | None:
+    def read(epoch, name=query.name):
         direct = read_once(epoch, name)
         with monkeypatch.context() as patch:
             patch.setattr(table, "open_direct", lambda *given: None)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,30 +37,30 @@ class World(NamedTuple):
     cluster: FakeCluster
     folder: Path
 
-    def sink(self, topic: str = "", app_id: str = "") -> RocketSink:
+    def sink(self, topic="", app_id=""):
         return RocketSink(
             nameServer=self.cluster.name_server, topic=topic, ledger=str(self.folder / "ledger"),
             appId=app_id,
         )  # fmt: skip
 
-    def put(self, file: str, *bodies: str) -> None:
+    def put(self, file, *bodies):
         """Add a file with these rows to the input."""
         (self.folder / "in").mkdir(exist_ok=True)
         lines = [json.dumps({"body": body}) for body in bodies]
         (self.folder / "in" / file).write_text("\n".join(lines))
 
-    def stream(self, function: Callable[[Any, int], None], query: str = "checkpoint") -> None:
+    def stream(self, function, query="checkpoint"):
         """Run the epochs that there is input for; without any input the rows are a, b."""
         if not (self.folder / "in").exists():
             self.put("1.json", "a", "b")
         rows = self.spark.readStream.schema("body STRING").json(str(self.folder / "in"))
         run(rows.writeStream.foreachBatch(function), self.folder / query)
 
-    def sent(self, *topics: str) -> list[list[bytes]]:
+    def sent(self, *topics):
         """Return the sorted bodies of each topic."""
         return [sorted(m.body for m in self.cluster.messages(topic)) for topic in topics]
 
-    def view(self, select: str) -> list[tuple[Any, ...]]:
+    def view(self, select):
         rows = view_rows(str(self.folder / "ledger"), select)
         return sorted(tuple(vars(row).values()) for row in rows)
 
@@ -71,15 +70,15 @@ def world(spark, cluster, tmp_path):
     return World(spark, cluster, tmp_path)
 
 
-def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_thread(function, *arguments):
     """Call the function in a thread that lacks Spark's local properties."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def test_two_sinks_of_one_ledger(world):
-    def writing(*sinks: RocketSink) -> Callable[[Any, int], None]:
-        def epoch(frame: Any, number: int) -> None:
+    def writing(*sinks):
+        def epoch(frame, number):
             for sink in sinks:
                 sink.write_batch(frame, number)
 
@@ -98,10 +97,10 @@ def test_two_sinks_of_one_ledger(world):
 def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
 
-    def of_topics(frame: Any, *topics: str) -> Any:
+    def of_topics(frame, *topics):
         return frame.selectExpr("*", f"explode(array{topics!r}) AS topic".replace(",)", ")"))
 
-    def two_frames(frame: Any, number: int) -> None:
+    def two_frames(frame, number):
         for topic in ("one", "two"):
             in_thread(sinks[0].write_batch, of_topics(frame, topic), number)
 
@@ -109,7 +108,7 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
         world.stream(two_frames)
     assert world.sent("one", "two") == [[b"a", b"b"], []]
 
-    def one_frame(sink: RocketSink) -> Callable[[Any, int], None]:
+    def one_frame(sink):
         return lambda frame, number: sink.write_batch(of_topics(frame, "one", "two"), number)
 
     # The ledger has the epoch, but not all of its rows.
@@ -122,9 +121,9 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
 def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(world, monkeypatch):
     one, two = world.sink("one"), world.sink("two")
 
-    def two_frames(frame: Any, number: int) -> None:
+    def two_frames(frame, number):
         @contextlib.contextmanager
-        def beside(*write: Any) -> Iterator[None]:
+        def beside(*write):
             with _once_a_run(*write):
                 monkeypatch.setattr(foreach_batch, "_once_a_run", _once_a_run)
                 with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
@@ -146,7 +145,7 @@ def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
     sink = world.sink("one")
 
-    def epoch(frame: Any, number: int) -> None:
+    def epoch(frame, number):
         for _ in range(2):
             broken = frame.selectExpr("cast(raise_error(body) AS string) AS body")
             with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
@@ -164,12 +163,12 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     sink, named = world.sink("one"), world.sink("one", "job")
     runs = []
 
-    def epoch(frame: Any, number: int) -> None:
+    def epoch(frame, number):
         runs.append(in_thread(run_of, frame.selectExpr("upper(body) AS body")))
         for each in (sink, named):
             in_thread(each.write_batch, frame, number)
 
-    def foreign(frame: Any, number: int) -> None:
+    def foreign(frame, number):
         in_thread(named.write_batch, world.spark.createDataFrame([("c",)], "body STRING"), number)
 
     world.stream(epoch)
@@ -187,7 +186,7 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
 def test_a_sink_that_lives_on_begins_each_run_anew(world):
     sink = world.sink("one", "job")
 
-    def sent_with(number: int) -> list[list[bytes]]:
+    def sent_with(number):
         """Run the epochs after adding a row; return the rows that were sent."""
         world.cluster.brokers[0].store.forget("one")
         world.put(f"{number}.json", str(number))
@@ -212,9 +211,7 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
     place = resolve_path(tmp_path / "l")
     first: Any = object()
 
-    def write(
-        run: str = "r", epoch: int = 0, ledger: str = "l", query: str = "q", frame: Any = first
-    ) -> None:
+    def write(run="r", epoch=0, ledger="l", query="q", frame=first):
         with _once_a_run(_Start(run, place, ledger), query, epoch, frame):
             pass
 
@@ -232,7 +229,7 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
         with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
             write(run=run_id)
     for another in ({"run": "s"}, {"ledger": "m"}, {"query": "p"}, {"run": "s", "epoch": 1}):
-        write(**another)  # type: ignore[arg-type]
+        write(**another)
     with pytest.raises(ConfigurationError, match="or a later one"):
         write(run="s")  # The write is late: Delta has a later epoch.
     write(query="by hand", run="", frame=object())
@@ -245,7 +242,7 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
 def test_a_ledger_is_refused_over_connect(tmp_path):
     writer = BatchWriter(SinkOptions.parse({"nameServer": "n", "ledger": str(tmp_path)}))
     with pytest.raises(ConfigurationError, match="over Spark Connect cannot use a ledger"):
-        writer._query_of(SimpleNamespace(), StreamRun())  # type: ignore[arg-type]
+        writer._query_of(SimpleNamespace(), StreamRun())
 
 
 def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_path):
@@ -266,7 +263,7 @@ def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):
     path = str(world.folder / "ledger")
     register(world.spark, ledger=path)
 
-    def epoch(frame: Any, number: int) -> None:
+    def epoch(frame, number):
         for body, topic in (("''", "one"), ("body", "two")):
             writer = frame.selectExpr(f"{body} AS body").write.format("rocketmq").mode("append")
             writer.options(**world.sink(topic).options.given()).save()

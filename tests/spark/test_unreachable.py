@@ -2,7 +2,6 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -32,10 +31,10 @@ def pauses_s(monkeypatch):
     return pauses
 
 
-def session_at(master: str, answers: list[Any]) -> Any:
+def session_at(master, answers):
     """Return a session whose executors answer what is in `answers`."""
 
-    def tasks(values: list[Any], _: int) -> Any:
+    def tasks(values, _):
         return SimpleNamespace(map=lambda ask: SimpleNamespace(first=lambda: answers.pop(0)))
 
     context = SimpleNamespace(master=master, parallelize=tasks)
@@ -117,7 +116,7 @@ def test_no_task_runs_where_no_name_server_answers(spark, tmp_path, caplog):
     rows = spark.readStream.format("rate").load().selectExpr("'x' AS body")
     with pytest.raises(NameServerUnavailableError):
         sink.stream(rows)
-    bare = rows.writeStream.foreach(sink)  # type: ignore[arg-type]
+    bare = rows.writeStream.foreach(sink)
     with pytest.raises(StreamingQueryException):
         bare.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
     assert f"is ended: no name server answered ({NOBODY}" in caplog.text

@@ -2,7 +2,6 @@
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -10,7 +9,6 @@ from pyspark.errors import StreamingQueryException
 from rocket_sink import register
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
 from tests.spark.streams import run, stream_of
@@ -25,7 +23,7 @@ def rows(spark, tmp_path):
     return stream_of(spark, tmp_path)
 
 
-def sink_of(cluster: FakeCluster, **options: Any) -> RocketSink:
+def sink_of(cluster, **options):
     return RocketSink(nameServer=cluster.name_server, topic="flights", **options)
 
 
@@ -60,7 +58,7 @@ def test_a_frame_of_a_stopped_session_is_refused(cluster):
     sink = sink_of(cluster)
     for call in (sink.write, sink.stream, sink.check):
         with pytest.raises(ConfigurationError, match=r"was stopped: begin a new session"):
-            call(SimpleNamespace(sparkSession=stopped))  # type: ignore[arg-type]
+            call(SimpleNamespace(sparkSession=stopped))
 
 
 def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(cluster, rows, tmp_path):

@@ -1,12 +1,11 @@
 """The messages of a topic on two scripted brokers."""
 
-from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
 TOPIC = "t"
 
 
-def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> None:
+def fill(cluster, count, broker=0, queue=0):
     """Store messages with the bodies "<broker><queue><number>", ten milliseconds apart."""
     for number in range(count):
         body = f"{broker}{queue}{number}".encode()

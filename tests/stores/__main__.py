@@ -11,11 +11,11 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.hosts import tables
 from tests.stores import cases, contend, elsewhere, epochs
@@ -40,7 +40,7 @@ class Case:
     short: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self.play.__name__
 
 
@@ -83,7 +83,7 @@ _BASE: Final = ("readers", "letters", "maintenance")
 """The cases that need the ledger of `lanes`."""
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser("python -m tests.stores", description=__doc__)
     parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--short", action="store_true")
@@ -108,7 +108,7 @@ def main() -> int:
     return int(any(case["broken"] for case in results["cases"]))
 
 
-def play(chosen: list[Case], *, short: bool, many: int) -> dict[str, Any]:
+def play(chosen, *, short, many):
     """Run the cases and return their results."""
     server = S3Server()
     spark = s3_session(server.endpoint)
@@ -125,13 +125,13 @@ def play(chosen: list[Case], *, short: bool, many: int) -> dict[str, Any]:
     return {"versions": versions(), "cases": results}
 
 
-def versions() -> dict[str, str]:
+def versions():
     names = ("pyspark", "delta-spark", "deltalake", "pyarrow", "moto")
     sdk = {"hadoop-aws": hadoop_version(), "AWS SDK": sdk_version()}
     return {name: version(name) for name in names} | sdk
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results):
     """Return the generated part of the page."""
     played = {result["name"]: result for result in results["cases"]}
     tried = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
@@ -144,17 +144,17 @@ def table(results: Mapping[str, Any]) -> str:
     return f"Tried with {tried}.\n\n{tables.lines(head, rows)}"
 
 
-def _number(value: Any) -> str:
+def _number(value):
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def page_with(text: str, generated: str) -> str:
+def page_with(text, generated):
     before, _, behind = text.partition(BEGIN)
     _, _, after = behind.partition(END)
     return f"{before}{BEGIN}\n{generated}{END}{after}"
 
 
-def write_page() -> None:
+def write_page():
     generated = table(json.loads(RESULTS.read_text()))
     PAGE.write_text(page_with(PAGE.read_text(), generated))
 

@@ -10,9 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -32,7 +30,7 @@ from tests.integration.lanes import LANES
 from tests.killed import Killed, kill_at
 from tests.ledger.values import accounts, context, letter, sends, write_spool
 from tests.run_command import run_command
-from tests.stores.server import SECRET, S3Server
+from tests.stores.server import SECRET
 from tests.stores.session import settings
 
 ROWS: Final = 200
@@ -51,9 +49,7 @@ SHORT_STEPS: Final = (("append", 1), ("appended", 1), ("delete", 2))
 class World:
     """A server, a session, a scripted cluster, and one bucket with one ledger."""
 
-    def __init__(
-        self, server: S3Server, spark: Any, folder: Path, *, short: bool, epochs: int = 0
-    ) -> None:
+    def __init__(self, server, spark, folder, *, short, epochs=0):
         self.server, self.spark, self.folder, self.short = server, spark, folder, short
         self.epochs = epochs
         # A JVM keeps what it knows of a bucket, so each world has a new one.
@@ -62,25 +58,25 @@ class World:
         self.cluster = FakeCluster(brokers=2)
 
     @property
-    def uri(self) -> str:
+    def uri(self):
         return self.at("ledger")
 
-    def at(self, name: str) -> str:
+    def at(self, name):
         return str(self.server.uri(self.bucket, name))
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         return {"nameServer": self.cluster.name_server, "ledger": self.uri, **PATIENT}
 
-    def keys(self, name: str = "ledger", under: str = "") -> list[str]:
+    def keys(self, name="ledger", under=""):
         """Return the keys that the store lists below a ledger, without the ledger's own name."""
         return stored_keys(self.server.client(), self.bucket, name, under)
 
-    def close(self) -> None:
+    def close(self):
         self.cluster.close()
 
 
-def place_on(server: S3Server, bucket: str) -> LedgerPath:
+def place_on(server, bucket):
     """Return a ledger's path; only Spark's properties say where the store is."""
     properties = {
         name.removeprefix("spark.hadoop."): Secret(value)
@@ -89,7 +85,7 @@ def place_on(server: S3Server, bucket: str) -> LedgerPath:
     return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=properties)
 
 
-def stored_keys(client: Any, bucket: str, name: str, under: str = "") -> list[str]:
+def stored_keys(client, bucket, name, under=""):
     prefix, keys = f"{name}/{under}", []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         keys += [item["Key"].removeprefix(f"{name}/") for item in page.get("Contents", [])]
@@ -103,27 +99,27 @@ Findings = tuple[dict[str, Any], list[str]]
 class Judge:
     """Gathers the promises that were broken."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.broken: list[str] = []
 
-    def same(self, what: str, actual: Any, expected: Any) -> None:
+    def same(self, what, actual, expected):
         if actual != expected:
             self.broken.append(f"{what}: {actual!r}, not {expected!r}")
 
 
 @contextmanager
-def quick_locks() -> Iterator[None]:
+def quick_locks():
     """Let a lease settle at once, for cases in which no other thread folds: a busy machine makes
     threads of a process, too, slow between look and write."""
     with mock.patch.object(lease_module, "_SETTLE_S", 0.05):
         yield
 
 
-def _bodies() -> list[str]:
+def _bodies():
     return ["" if number % BAD == 0 else f"{number:06d}" for number in range(ROWS)]
 
 
-def lanes(world: World) -> Findings:
+def lanes(world):
     """Every lane writes to the ledger."""
     source = world.folder / "source"
     source.mkdir()
@@ -157,11 +153,11 @@ def lanes(world: World) -> Findings:
     return {"rows": ROWS * len(LANES), "dead letters": letters, **figures}, judge.broken
 
 
-def _spooled(world: World) -> list[str]:
+def _spooled(world):
     return [key for key in world.keys(under="_spool/") if key.endswith((".arrow", ".json"))]
 
 
-def readers(world: World) -> Findings:
+def readers(world):
     """Spark, delta-rs with DuckDB, views, report and commands all read the same."""
     judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
     by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
@@ -189,14 +185,14 @@ def readers(world: World) -> Findings:
     return {"rows": sum(by_spark.values()), **views}, judge.broken
 
 
-def letters(world: World) -> Findings:
+def letters(world):
     """Park, unpark and backfill dead letters, by the library's commands."""
     spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
     with quick_locks():
         return _letters(world, spark, judge, ledger)
 
 
-def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings:
+def _letters(world, spark, judge, ledger):
     before = ledger.dead_letters(spark).count()
     # The rows have no body, so none of them can be sent; one further letter can be.
     world.cluster.create_topic("later")
@@ -234,7 +230,7 @@ def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings
     return {"parked": before, "sent": len(bodies)}, judge.broken
 
 
-def maintenance(world: World) -> Findings:
+def maintenance(world):
     """Optimize and vacuum keep the rows, and the spool."""
     spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
     place = resolve_path(world.uri)
@@ -262,7 +258,7 @@ def maintenance(world: World) -> Findings:
     return {"compacted": removed, "files left": files}, judge.broken
 
 
-def removals(world: World) -> Findings:
+def removals(world):
     """Expire old rows and erase a key; the store's own list and bytes tell what is left."""
     spark, judge, name = world.spark, Judge(), "removed"
     uri = world.at(name)
@@ -302,7 +298,7 @@ def removals(world: World) -> Findings:
 _STAY: Final = ("dead_letter", "epoch")
 
 
-def _holding(world: World, name: str, text: str) -> list[str]:
+def _holding(world, name, text):
     """Return the objects that hold this text. Snappy leaves values of less than a block as they
     are."""
     return [
@@ -312,18 +308,18 @@ def _holding(world: World, name: str, text: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _counted(world: World, name: str = "ledger") -> Counter[str]:
+def _counted(world, name="ledger"):
     rows = Ledger(world.at(name)).rows(world.spark).groupBy("kind").count().collect()
     return Counter({row.kind: row["count"] for row in rows})
 
 
-def spool(place: Any, partition: int, rows: int = 2, **changes: Any) -> None:
+def spool(place, partition, rows=2, **changes):
     """Write the spool file of a task attempt."""
     ctx = context(partition=partition, **changes)
     write_spool(place, ctx, sends(ctx, rows))
 
 
-def kills(world: World) -> Findings:
+def kills(world):
     """A fold dies at each of its steps; the next one completes it."""
     spark, judge = world.spark, Judge()
     name = "killed"
@@ -353,7 +349,7 @@ def kills(world: World) -> Findings:
     return {"deaths": len(steps), "rows": sum(expected.values())}, judge.broken
 
 
-def timed(play: Callable[[World], Findings], world: World) -> dict[str, Any]:
+def timed(play, world):
     """Return a case's result."""
     began = time.monotonic()
     figures, broken = play(world)
@@ -363,7 +359,7 @@ def timed(play: Callable[[World], Findings], world: World) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def command_line(world: World) -> Findings:
+def command_line(world):
     """Users start the commands: only the flags say where the store is."""
     from tests.stores.session import packages
 
@@ -377,7 +373,7 @@ def command_line(world: World) -> Findings:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     environment["AWS_EC2_METADATA_DISABLED"] = "true"
 
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
+    def command(*words):
         return subprocess.run(
             [sys.executable, "-m", "rocket_sink.cli", *words, "-l", place.uri, "--json", *flags],
             capture_output=True, text=True, check=False, timeout=600, env=environment,

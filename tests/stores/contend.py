@@ -8,7 +8,6 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Final
 
 import deltalake
@@ -17,21 +16,18 @@ import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import resolve_path
 from tests.integration.lanes import LANES
 from tests.ledger.values import context, sends
-from tests.stores.cases import Findings, Judge, World, stored_keys
+from tests.stores.cases import Judge, stored_keys
 from tests.stores.drivers import Work, together
-from tests.stores.server import Requests
 
 TIMES: Final = 8
 """The appends of each driver."""
 _WARNING: Final = "only this driver may append"
 
 
-def _contended(
-    world: World, name: str, works: Sequence[Work], *, lost_answers: int = 0
-) -> tuple[Findings, int, Requests]:
+def _contended(world, name, works, *, lost_answers=0):
     """Return the figures, the number of rows lost, and the requests."""
     uri = world.at(name)
     Ledger(uri).create(world.spark)
@@ -67,11 +63,11 @@ def _contended(
     return (figures, judge.broken), lost, requests
 
 
-def _work(world: World, name: str, kind: str, number: int, **more: Any) -> Work:
+def _work(world, name, kind, number, **more):
     return Work(kind, world.server.endpoint, world.at(name), 100 * number, TIMES, **more)
 
 
-def conditions(world: World) -> Findings:
+def conditions(world):
     """delta-rs commits if the store respects If-None-Match, and Spark's Delta otherwise.
 
     Nothing is settled if the store denies the first look.
@@ -99,7 +95,7 @@ def conditions(world: World) -> Findings:
     return figures, judge.broken
 
 
-def _create_when_asked_again(world: World, place: LedgerPath) -> None:
+def _create_when_asked_again(world, place):
     """Make the ledger, like a user who tries again when the store denies access."""
     for _ in range(20):
         with contextlib.suppress(LedgerError):
@@ -109,7 +105,7 @@ def _create_when_asked_again(world: World, place: LedgerPath) -> None:
     raise AssertionError(f"{place.uri} cannot be made")
 
 
-def _denied(world: World, place: LedgerPath) -> str:
+def _denied(world, place):
     """Return the error of a write while the store denies access; it goes on denying for 1.5 s."""
     world.server.fail(True, "403 Forbidden")
     text = ""
@@ -121,7 +117,7 @@ def _denied(world: World, place: LedgerPath) -> str:
     return text
 
 
-def two_drivers(world: World) -> Findings:
+def two_drivers(world):
     """The one driver appends, the other folds; both write their commits on condition."""
     name = "two-drivers"
     works = [_work(world, name, kind, n) for n, kind in enumerate(("append", "fold"))]
@@ -131,7 +127,7 @@ def two_drivers(world: World) -> Findings:
     return figures, broken + judge.broken
 
 
-def one_query_twice(world: World) -> Findings:
+def one_query_twice(world):
     """Two drivers run one query of each lane on one checkpoint; then one of them runs it again.
 
     The later run takes the query over, so the other run has to fail. Spark may also fail the run
@@ -169,7 +165,7 @@ def one_query_twice(world: World) -> Findings:
     return {"rows of each lane": 200, "runs that failed": failed}, judge.broken
 
 
-def answers_lost(world: World) -> Findings:
+def answers_lost(world):
     """The store has a commit, but its answer is lost: the rows are in once, and no driver fails."""
     name = "answers-lost"
     works = [_work(world, name, "fold", 1)]
@@ -180,7 +176,7 @@ def answers_lost(world: World) -> Findings:
     return {**figures, "answers lost": lost}, broken + judge.broken
 
 
-def store_without_conditions(world: World) -> Findings:
+def store_without_conditions(world):
     """Spark's Delta writes; its log store for S3 is for one driver, as each driver's log says."""
     name = "no-conditions"
     works = [_work(world, name, "append", number) for number in (1, 2)]
@@ -194,7 +190,7 @@ def store_without_conditions(world: World) -> Findings:
     return figures, judge.broken
 
 
-def two_of_delta_rs(world: World) -> Findings:
+def two_of_delta_rs(world):
     """Two writers with delta-rs, which writes each commit on condition."""
     name = "delta-rs"
     return _contended(world, name, [_work(world, name, "delta-rs", n) for n in (1, 2)])[0]

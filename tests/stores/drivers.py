@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -43,38 +42,38 @@ class Work:
 class Driver:
     """A process that does its `Work`."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.stores.drivers", json.dumps(asdict(work))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=ROOT,
         )  # fmt: skip
 
-    def await_ready(self) -> None:
+    def await_ready(self):
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line.strip() != "ready":
             _, err = self._process.communicate()
             raise AssertionError(f"a driver did not start: {line}{err[-4000:]}")
 
-    def go(self) -> None:
+    def go(self):
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
-    def result(self) -> dict[str, Any]:
+    def result(self):
         out, err = self._process.communicate(timeout=1200)
         if self._process.returncode:
             raise AssertionError(f"a driver failed: {err[-4000:]}")
         return {**json.loads(out.splitlines()[-1]), "log": err}
 
-    def kill(self) -> None:
+    def kill(self):
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
-def together(works: Sequence[Work]) -> list[dict[str, Any]]:
+def together(works):
     """Run drivers that begin at once; return what each wrote and which errors it had."""
     drivers: list[Driver] = []
     try:
@@ -91,7 +90,7 @@ def together(works: Sequence[Work]) -> list[dict[str, Any]]:
             driver.kill()
 
 
-def main(work: Work) -> None:
+def main(work):
     turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs}.get(work.kind, _lane)
     write = turn(work)
     print("ready", flush=True)
@@ -106,13 +105,13 @@ def main(work: Work) -> None:
     print(json.dumps({"written": dict(written), "errors": errors}), flush=True)
 
 
-def _session(work: Work) -> Any:
+def _session(work):
     from tests.stores.session import s3_session
 
     return s3_session(work.endpoint)
 
 
-def _append(work: Work) -> Any:
+def _append(work):
     from rocket_sink import Ledger
     from tests.ledger.values import context, sends
 
@@ -120,21 +119,21 @@ def _append(work: Work) -> Any:
     ledger = Ledger(work.uri)
     ledger.rows(spark).count()
 
-    def write(number: int) -> int:
+    def write(number):
         ledger.append(spark, sends(context(partition=number), 2))
         return 2
 
     return write
 
 
-def _fold(work: Work) -> Any:
+def _fold(work):
     from rocket_sink.ledger.driver.fold import fold
     from rocket_sink.ledger.path import resolve_path
 
     spark = _session(work)
     place = resolve_path(work.uri)
 
-    def write(number: int) -> int:
+    def write(number):
         spool(place, number)
         fold(spark, place, wait_s=300)
         return 2
@@ -142,7 +141,7 @@ def _fold(work: Work) -> Any:
     return write
 
 
-def _delta_rs(work: Work) -> Any:
+def _delta_rs(work):
     import deltalake
     import pyarrow as pa
 
@@ -150,7 +149,7 @@ def _delta_rs(work: Work) -> Any:
 
     options = s3_options(work.endpoint)
 
-    def write(number: int) -> int:
+    def write(number):
         rows = pa.Table.from_batches([sends(context(partition=number), 2)])
         deltalake.write_deltalake(work.uri, rows, mode="append", storage_options=options)
         return 2
@@ -158,20 +157,20 @@ def _delta_rs(work: Work) -> Any:
     return write
 
 
-def _lane(work: Work) -> Any:
+def _lane(work):
     from tests.integration import lanes
 
     spark = _session(work)
     source, checkpoint = Path(work.folder, "source"), Path(work.folder, "checkpoint")
     [run] = [lane.run for lane in lanes.LANES if lane.name == work.kind]
 
-    def in_epochs_of_a_file(spark: Any, source: Path) -> Any:
+    def in_epochs_of_a_file(spark, source):
         reader = spark.readStream.schema(lanes.read(spark, source).schema)
         return reader.option("maxFilesPerTrigger", 1).parquet(str(source))
 
     lanes.read_stream = in_epochs_of_a_file
 
-    def write(number: int) -> int:
+    def write(number):
         run(spark, source, checkpoint, work.options)
         return 0
 

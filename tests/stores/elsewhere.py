@@ -17,7 +17,7 @@ import deltalake
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.storage import remember
 from rocket_sink.ledger.transport.data_files import write_data_files
@@ -26,7 +26,7 @@ from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from tests.ledger.values import context, sends
 from tests.python import run_python
-from tests.stores.cases import Findings, Judge, World, spool
+from tests.stores.cases import Judge, spool
 from tests.stores.contend import TIMES
 from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer
 from tests.stores.server import AZURE_HOST, AZURE_KEY
@@ -36,22 +36,22 @@ _BUCKET: Final = "bucket"
 _PER_COMMIT: Final = 3
 
 
-def azure(world: World) -> Findings:
+def azure(world):
     """Play on Azurite."""
     return _of_process("azure")
 
 
-def google(world: World) -> Findings:
+def google(world):
     """Play on fake-gcs-server."""
     return _of_process("google")
 
 
-def hdfs(world: World) -> Findings:
+def hdfs(world):
     """Play on a name node and a data node."""
     return _of_process("hdfs")
 
 
-def _of_process(name: str) -> Findings:
+def _of_process(name):
     done = run_python("-m", "tests.stores.elsewhere", name, timeout_s=3600, may_fail=True)
     if done.returncode:
         return {}, [done.stderr[-5000:]]
@@ -59,19 +59,19 @@ def _of_process(name: str) -> Findings:
     return figures, broken
 
 
-def _commit(place: LedgerPath, query: str, version: int) -> None:
+def _commit(place, query, version):
     table = delta_rs.open_table(place, must=True)
     assert table is not None
     files = write_data_files(place, [sends(context(query_id=query), _PER_COMMIT)])
     delta_rs.commit(place, table, files, query, version)
 
 
-def _commits(server: Any, place: LedgerPath, judge: Judge) -> dict[str, Any]:
+def _commits(server, place, judge):
     """Let two writers commit at once, and then one whose answers get lost."""
     delta_rs.try_commit(place)
     judge.same("table made", delta_rs.create_table(place, LEDGER_SCHEMA, {}), True)
 
-    def write(query: str) -> None:
+    def write(query):
         for version in range(TIMES):
             _commit(place, query, version)
 
@@ -98,7 +98,7 @@ def _commits(server: Any, place: LedgerPath, judge: Judge) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _files(place: LedgerPath, judge: Judge) -> dict[str, Any]:
+def _files(place, judge):
     """Write and read a spool file, agree on notes, and take a lock."""
     spool(place, 1)
     filesystem = place.filesystem()
@@ -120,11 +120,11 @@ def _files(place: LedgerPath, judge: Judge) -> dict[str, Any]:
     return {"notes": rounds}
 
 
-def _agree(place: LedgerPath, name: str, value: int) -> tuple[Any, bool]:
+def _agree(place, name, value):
     return NoteStore(place, "writes").agree(name, value)
 
 
-def main(name: str) -> None:
+def main(name):
     """Start a store, or use the one below the URI `name`.
 
     pyarrow asks Google's store for a file's size with Python's lock held, so that a server in the

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -31,14 +31,7 @@ from rocket_sink.cluster.jars import Artifact, locked_module, only_one, run_ivy
 from rocket_sink.cluster.probe import accepts
 from rocket_sink.java import find_java
 from tests.producer.waiting import until
-from tests.stores.server import (
-    AZURE_ACCOUNT,
-    AZURE_HOST,
-    HEADERS,
-    Application,
-    Requests,
-    StoreServer,
-)
+from tests.stores.server import AZURE_ACCOUNT, AZURE_HOST, HEADERS, Requests, StoreServer
 from tests.stores.session import hadoop_version
 
 AZURITE: Final = "azurite@3.35.0"
@@ -50,7 +43,7 @@ _CACHE: Final = user_cache_path("rocket-sink") / "stores"
 class AzureServer(StoreServer):
     """Azurite; pyarrow and delta-rs take its address from the environment."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._folder = tempfile.TemporaryDirectory()
         port = free_port()
         super().__init__(_forward(port, _azure_request, _azure_answer))
@@ -61,15 +54,15 @@ class AzureServer(StoreServer):
         )  # fmt: skip
         os.environ["AZURE_STORAGE_ENDPOINT"] = f"{self.endpoint}/{AZURE_ACCOUNT}"
 
-    def uri(self, bucket: str, name: str) -> str:
+    def uri(self, bucket, name):
         return f"abfss://{bucket}@{AZURE_HOST}/{name}"
 
-    def make_bucket(self, bucket: str) -> None:
+    def make_bucket(self, bucket):
         from rocket_sink.ledger.path import resolve_path
 
         resolve_path(self.uri(bucket, "x")).filesystem().create_dir(bucket)
 
-    def close(self) -> None:
+    def close(self):
         super().close()
         _end(self._process)
         self._folder.cleanup()
@@ -79,7 +72,7 @@ class AzureServer(StoreServer):
 class GoogleServer(StoreServer):
     """fake-gcs-server; pyarrow and delta-rs take its address from the environment."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._folder = tempfile.TemporaryDirectory()
         port = free_port()
         super().__init__(_forward(port, _google_request, _google_answer))
@@ -97,16 +90,16 @@ class GoogleServer(StoreServer):
         }  # fmt: skip
         os.environ.update(self._environment)
 
-    def uri(self, bucket: str, name: str) -> str:
+    def uri(self, bucket, name):
         return f"gs://{bucket}/{name}"
 
-    def make_bucket(self, bucket: str) -> None:
+    def make_bucket(self, bucket):
         host = self.endpoint.partition("://")[2]
         connection = http.client.HTTPConnection(host)
         connection.request("POST", "/storage/v1/b", json.dumps({"name": bucket}))
         assert connection.getresponse().status == 200
 
-    def close(self) -> None:
+    def close(self):
         super().close()
         _end(self._process)
         self._folder.cleanup()
@@ -120,7 +113,7 @@ class HdfsServer:
     libhdfs starts a Java in each Python process that reaches HDFS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         java = find_java()
         spark_jars = f"{Path(pyspark.__file__).parent}/jars"
         jar = _made(f"jars/hadoop-client-minicluster-{hadoop_version()}.jar", _install_hdfs)
@@ -139,22 +132,22 @@ class HdfsServer:
         lines = iter(self._process.stdout.readline, "")
         self._root = next(line.strip() for line in lines if line.startswith("hdfs://"))
 
-    def uri(self, bucket: str, name: str) -> str:
+    def uri(self, bucket, name):
         return f"{self._root}/{bucket}/{name}"
 
-    def make_bucket(self, bucket: str) -> None:
+    def make_bucket(self, bucket):
         """Do nothing: a folder is made with its first file."""
 
     @contextmanager
-    def counted(self) -> Iterator[Requests]:
+    def counted(self):
         yield Requests()
 
-    def let_commits_meet(self, times: int) -> None:
+    def let_commits_meet(self, times):
         """Do nothing."""
 
     lose_answers = let_commits_meet
 
-    def close(self) -> None:
+    def close(self):
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -165,7 +158,7 @@ Request = Callable[[dict[str, Any]], tuple[str, str]]
 Answer = Callable[[dict[str, Any], bytes], tuple[bytes, dict[str, str]]]
 
 
-def _forward(port: int, request: Request, answer: Answer) -> Application:
+def _forward(port, request, answer):
     """Return an application that passes requests to an emulator.
 
     Args:
@@ -173,7 +166,7 @@ def _forward(port: int, request: Request, answer: Answer) -> Application:
         answer: returns (content, further headers) of the answer to pass on.
     """
 
-    def application(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    def application(environ, start):
         sent = -1 if environ.get("wsgi.input_terminated") else environ.get("CONTENT_LENGTH")
         body = environ["wsgi.input"].read(int(sent or 0))
         method, target = request(environ)
@@ -202,18 +195,18 @@ _OF_A_HOP: Final = (
 )  # fmt: skip
 
 
-def _azure_request(environ: dict[str, Any]) -> tuple[str, str]:
+def _azure_request(environ):
     return environ["REQUEST_METHOD"], environ["RAW_URI"]
 
 
-def _azure_answer(environ: dict[str, Any], content: bytes) -> tuple[bytes, dict[str, str]]:
+def _azure_answer(environ, content):
     """Leave out blobs before `startFrom`, which Azurite ignores."""
     start = parse_qs(environ["QUERY_STRING"]).get("startFrom", [""])[0]
     pattern = rb"<Blob><Name>(.*?)</Name>.*?</Blob>"
     return (_without(content, pattern, lambda name: name < start) if start else content), {}
 
 
-def _google_request(environ: dict[str, Any]) -> tuple[str, str]:
+def _google_request(environ):
     """Turn an upload by Google's XML API, which the emulator lacks, into one by the JSON API."""
     if not _is_upload(environ):
         return environ["REQUEST_METHOD"], environ["RAW_URI"]
@@ -225,11 +218,11 @@ def _google_request(environ: dict[str, Any]) -> tuple[str, str]:
     return "POST", f"/upload/storage/v1/b/{quote(bucket)}/o?{urlencode(query)}"
 
 
-def _is_upload(environ: dict[str, Any]) -> bool:
+def _is_upload(environ):
     return environ["REQUEST_METHOD"] == "PUT" and not environ["PATH_INFO"].startswith("/upload/")
 
 
-def _google_answer(environ: dict[str, Any], content: bytes) -> tuple[bytes, dict[str, str]]:
+def _google_answer(environ, content):
     """Leave out objects up to `start-after`, which the emulator ignores."""
     if _is_upload(environ):
         return b"", {"ETag": json.loads(content).get("etag", "")}
@@ -238,13 +231,13 @@ def _google_answer(environ: dict[str, Any], content: bytes) -> tuple[bytes, dict
     return (_without(content, pattern, lambda name: name <= start) if start else content), {}
 
 
-def _without(content: bytes, pattern: bytes, is_before: Callable[[str], bool]) -> bytes:
+def _without(content, pattern, is_before):
     return re.sub(
         pattern, lambda m: b"" if is_before(m[1].decode()) else m[0], content, flags=re.DOTALL
     )
 
 
-def _service_account(endpoint: str) -> dict[str, Any]:
+def _service_account(endpoint):
     """Return a service account that delta-rs asks for no token; pyarrow signs one by the key."""
     key = rsa.generate_private_key(65537, 2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -256,18 +249,18 @@ def _service_account(endpoint: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _started(port: int, *command: str) -> subprocess.Popen[bytes]:
+def _started(port, *command):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: accepts(f"127.0.0.1:{port}"), poll_s=0.1, failure=f"no start of {command[0]}")
     return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process):
     process.terminate()
     process.wait(60)
 
 
-def _made(name: str, make: Callable[[Path], None]) -> Path:
+def _made(name, make):
     """Return a file of the cache; let `make` fill the cache's folder with it first, if needed."""
     with only_one(_CACHE / "lock", print):
         if not (_CACHE / name).exists():
@@ -275,15 +268,15 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
     return _CACHE / name
 
 
-def _install_azurite(folder: Path) -> None:
+def _install_azurite(folder):
     _run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder / "azurite"), AZURITE)
 
 
-def _install_fake_gcs(folder: Path) -> None:
+def _install_fake_gcs(folder):
     _run("go", "install", FAKE_GCS, GOBIN=str(folder / "bin"))
 
 
-def _install_hdfs(folder: Path) -> None:
+def _install_hdfs(folder):
     jar = Artifact("org.apache.hadoop", "hadoop-client-minicluster", hadoop_version(), "", "")
     with tempfile.TemporaryDirectory() as scratch:
         run_ivy(
@@ -292,7 +285,7 @@ def _install_hdfs(folder: Path) -> None:
         )  # fmt: skip
 
 
-def _compile_libhdfs(folder: Path) -> None:
+def _compile_libhdfs(folder):
     java = find_java().home
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "old.txt").write_text("setuptools<70\n")
@@ -315,6 +308,6 @@ def _compile_libhdfs(folder: Path) -> None:
         )  # fmt: skip
 
 
-def _run(*command: str, **environment: str) -> None:
+def _run(*command, **environment):
     subprocess.run(command, check=True, timeout=900, env={**os.environ, **environment},
                    stdout=subprocess.DEVNULL)  # fmt: skip

@@ -5,15 +5,14 @@ driver's notes. Spark folds.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import EpochStarts, begin_commit, begin_epoch, end_commit
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from tests.ledger.values import accounts, confirmed, context, sends, write_spool
-from tests.stores.cases import Findings, Judge, World, quick_locks
+from tests.stores.cases import Judge, quick_locks
 
 TASKS: Final = 2
 PER_FOLD: Final = 25
@@ -25,7 +24,7 @@ _LATER: Final = 1.5
 of more objects has more pages, and every tenth commit writes a checkpoint."""
 
 
-def many_epochs(world: World) -> Findings:
+def many_epochs(world):
     """The objects and a fold's requests are as many after all epochs as after a hundred."""
     count = SHORT_EPOCHS if world.short else world.epochs
     place = resolve_path(world.at("many"))
@@ -58,12 +57,12 @@ def many_epochs(world: World) -> Findings:
     return figures, judge.broken
 
 
-def _typical(costs: Sequence[int]) -> int:
+def _typical(costs):
     """Return the median: some folds write a checkpoint of the table's log."""
     return sorted(costs)[len(costs) // 2]
 
 
-def _epoch(place: Any, epoch: int) -> None:
+def _epoch(place, epoch):
     begin_epoch(place, "query", epoch)
     for task in range(TASKS):
         ctx = context(epoch=epoch, partition=task, task_attempt_id=epoch * TASKS + task)
@@ -78,14 +77,14 @@ def _epoch(place: Any, epoch: int) -> None:
     write_spool(place, ctx, confirmed(ctx, TASKS))
 
 
-def beside(world: World, name: str) -> dict[str, int]:
+def beside(world, name):
     """Return the number of objects by folder, without those of the table."""
     objects = Counter(key.partition("/")[0] for key in world.keys(name) if key.startswith("_"))
     del objects["_delta_log"]
     return dict(objects)
 
 
-def many_writes(world: World) -> Findings:
+def many_writes(world):
     """Each batch write is a query of its own, and leaves nothing when it is done."""
     import pyarrow as pa
     import pyarrow.parquet as pq

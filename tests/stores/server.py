@@ -6,7 +6,7 @@ both at once, so the server lets one write through at a time.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -50,7 +50,7 @@ class Requests:
     """Writes to a table's log: the file's path, whether the write is on condition, the status."""
 
     @property
-    def total(self) -> int:
+    def total(self):
         return sum(self.by_method.values())
 
 
@@ -61,7 +61,7 @@ class StoreServer:
         conditional: False ignores If-None-Match, as some stores with an S3 API do.
     """
 
-    def __init__(self, store: Application, *, conditional: bool = True) -> None:
+    def __init__(self, store, *, conditional=True):
         self.conditional = conditional
         self._store = store
         self._write = threading.Lock()
@@ -76,11 +76,11 @@ class StoreServer:
         self._thread.start()
 
     @property
-    def endpoint(self) -> str:
+    def endpoint(self):
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
-    def counted(self) -> Iterator[Requests]:
+    def counted(self):
         """Count the requests while this is open."""
         span = Requests()
         with self._guard:
@@ -91,27 +91,27 @@ class StoreServer:
             with self._guard:
                 self._spans.remove(span)
 
-    def let_commits_meet(self, times: int) -> None:
+    def let_commits_meet(self, times):
         """Hold the first writer of a version until another writes the same version, `times` times.
 
         Both have seen by then that the version is free.
         """
         self._together.allow(times)
 
-    def lose_answers(self, times: int, *, then_fail: bool = False) -> None:
+    def lose_answers(self, times, *, then_fail=False):
         """Store `times` commits and answer them with an error, like a proxy that gives up."""
         self._to_lose, self._then_fails = times, then_fail
 
-    def fail(self, fails: bool, status: str = _LOST) -> None:
+    def fail(self, fails, status=_LOST):
         """Set whether every request is answered with an error."""
         self._fails, self._status = fails, status
 
-    def close(self) -> None:
+    def close(self):
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
-    def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    def _answer(self, environ, start):
         method, path = environ["REQUEST_METHOD"], unquote(environ["PATH_INFO"])
         condition = any(environ.get(name) == value for name, value in _CONDITIONS.items())
         if not self.conditional:
@@ -122,7 +122,7 @@ class StoreServer:
             start(self._status, [("Content-Length", "0")])
             return []
 
-        def started(code: str, headers: Any, *more: Any) -> Any:
+        def started(code, headers, *more):
             if is_commit and self._to_lose and code.startswith("20"):
                 self._to_lose -= 1
                 self._fails = self._then_fails and not self._to_lose
@@ -150,21 +150,21 @@ class StoreServer:
 class S3Server(StoreServer):
     """A running S3 API."""
 
-    def __init__(self, *, conditional: bool = True) -> None:
+    def __init__(self, *, conditional=True):
         super().__init__(DomainDispatcherApplication(create_backend_app), conditional=conditional)
 
     @property
-    def storage_options(self) -> dict[str, str]:
+    def storage_options(self):
         """Return delta-rs's options, for a reader that knows nothing of Spark."""
         return s3_options(self.endpoint)
 
-    def uri(self, bucket: str, name: str) -> str:
+    def uri(self, bucket, name):
         return f"s3a://{bucket}/{name}"
 
-    def make_bucket(self, bucket: str) -> None:
+    def make_bucket(self, bucket):
         self.client().create_bucket(Bucket=bucket)
 
-    def client(self) -> Any:
+    def client(self):
         """Return a client of boto3, the judge of what is stored."""
         import boto3
 
@@ -174,14 +174,14 @@ class S3Server(StoreServer):
         )  # fmt: skip
 
 
-def s3_options(endpoint: str) -> dict[str, str]:
+def s3_options(endpoint):
     return {
         "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": REGION, "AWS_ALLOW_HTTP": "true",
     }  # fmt: skip
 
 
-def _kind(method: str, environ: dict[str, Any]) -> str:
+def _kind(method, environ):
     query = environ.get("QUERY_STRING", "")
     if method == "GET" and ("list-type" in query or "prefix=" in query):
         return "LIST"
@@ -191,16 +191,16 @@ def _kind(method: str, environ: dict[str, Any]) -> str:
 class _Together:
     """Holds the writers of a path until there are two."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._changed = threading.Condition()
         self._waiting: Counter[str] = Counter()
         self._times = 0
 
-    def allow(self, times: int) -> None:
+    def allow(self, times):
         with self._changed:
             self._times = times
 
-    def meet(self, path: str) -> None:
+    def meet(self, path):
         with self._changed:
             if self._times <= 0:
                 return
@@ -214,16 +214,16 @@ class _Together:
 
 
 class _Handler(MotoRequestHandler):
-    def make_environ(self) -> dict[str, Any]:
+    def make_environ(self):
         """Keep the headers as they came: WSGI drops names with an underscore."""
         return {**super().make_environ(), HEADERS: list(self.headers.items())}
 
-    def handle_expect_100(self) -> bool:
+    def handle_expect_100(self):
         """Send nothing, because werkzeug sends the answer 100; without a body none may be sent.
         Azure's client misreads a second answer, and a result that follows an answer at once."""
         if self.headers.get("Content-Length", "0") == "0":
             del self.headers["Expect"]
         return True
 
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+    def log_request(self, code="-", size="-"):
         """Log nothing."""

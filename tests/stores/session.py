@@ -7,7 +7,7 @@ of the same SDK, some megabytes together; Spark has the Netty that they need.
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyspark
 
@@ -22,7 +22,7 @@ _EXCLUDED: Final = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*"
 _CREDENTIALS: Final = "AWS_"
 
 
-def hadoop_version() -> str:
+def hadoop_version():
     """Return the version of the Hadoop in this Spark: hadoop-aws must have the same."""
     jars = Path(pyspark.__file__).parent / "jars"
     [name] = [jar.name for jar in jars.glob("hadoop-client-api-*.jar")]
@@ -31,14 +31,14 @@ def hadoop_version() -> str:
     return match[1]
 
 
-def packages() -> tuple[str, ...]:
+def packages():
     """Return the packages for `spark.jars.packages`."""
     hadoop = hadoop_version()
     sdk = [f"software.amazon.awssdk:{name}:{_SDK[hadoop]}" for name in _MODULES]
     return (f"org.apache.hadoop:hadoop-aws:{hadoop}", *sdk)
 
 
-def settings(endpoint: str) -> dict[str, str]:
+def settings(endpoint):
     """Return Spark's settings for S3A."""
     s3a = {
         "endpoint": endpoint, "endpoint.region": REGION, "path.style.access": "true",
@@ -51,7 +51,7 @@ def settings(endpoint: str) -> dict[str, str]:
     return conf
 
 
-def s3_session(endpoint: str, **more: str) -> Any:
+def s3_session(endpoint, **more):
     """Return the only session of this process; nothing in the environment tells of the store."""
     for name in [name for name in os.environ if name.startswith(_CREDENTIALS)]:
         del os.environ[name]
@@ -59,5 +59,5 @@ def s3_session(endpoint: str, **more: str) -> Any:
     return build_session("rocket-sink-stores", master="local[2,2]", conf=conf, packages=packages())
 
 
-def sdk_version() -> str:
+def sdk_version():
     return _SDK[hadoop_version()]

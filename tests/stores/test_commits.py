@@ -18,7 +18,6 @@ from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import begin_write, end_write
-from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep.erase import erase_letters
@@ -60,7 +59,7 @@ def place(server, folder):
     return folder
 
 
-def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None:
+def commit(place, query, version, token=""):
     table = delta_rs.open_table(place)
     assert table is not None
     files = write_data_files(place, [sends(context(query_id=query), ROWS)])
@@ -71,7 +70,7 @@ def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None
     keep_small(append)
 
 
-def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
+def rows_in(server, place):
     """Return the number of rows per query, as another reader sees them."""
     table = DeltaTable(place.uri, storage_options=server.storage_options)
     query_ids = table.to_pyarrow_dataset().to_table(columns=["query_id"])["query_id"]
@@ -147,7 +146,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
     delta_rs.create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
     write_spool(place, context(), sends(context(), ROWS))
 
-    def die(step: str) -> None:
+    def die(step):
         if step == "appended":
             raise KeyboardInterrupt
 
@@ -273,7 +272,7 @@ def test_first_tasks_with_different_routes_go_by_the_same_queues(
     monkeypatch.setattr(storage, "active_session", lambda: None)
     options = SinkOptions.parse({"nameServer": "-:1", "ledger": folder.uri})
 
-    def pinned(number: int, query: str) -> Any:
+    def pinned(number, query):
         queues = QueueList("t", ROUTES[number])
         info = with_queues(TopicPublishInfo("t", (), {}, False, {}), queues)
         return QueueSnapshots(options, query).pin(info).queues.spans

@@ -4,19 +4,15 @@ Routes that workers share may be some milliseconds old: the task would not see a
 test has just made.
 """
 
-from typing import Any
-
 import pyarrow as pa
 
-from rocket_sink.ledger.records import RunContext
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 
 
-def run_task(options: SinkOptions, ctx: RunContext, columns: dict[str, Any]) -> Any:
+def run_task(options, ctx, columns):
     """Run the task and return its summary; an error of the task is raised here."""
     batch = pa.RecordBatch.from_pydict(columns)
     pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from rocket_sink.errors import NoRouteError, Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
@@ -14,7 +13,7 @@ from rocket_sink.task.pending import DecodedMessage, PendingRequest
 Judge = Callable[[SendRequest, MessageQueue], "SendError | Outcome | None"]
 
 
-def publish_info(topic: str, spans: list[tuple[str, int]]) -> TopicPublishInfo:
+def publish_info(topic, spans):
     masters = {name: f"{name}:10911" for name, _ in spans}
     return TopicPublishInfo._of_spans(topic, spans, masters)
 
@@ -25,7 +24,7 @@ class StubEngine:
     `judge` returns None for stored, Outcome.ACKED_DEGRADED, or the error to complete with.
     """
 
-    def __init__(self, judge: Judge | None = None, spans: Any = (("a", 4), ("b", 4))) -> None:
+    def __init__(self, judge=None, spans=(("a", 4), ("b", 4))):
         self.judge = judge or (lambda request, queue: None)
         self.spans = list(spans)
         self.requests: list[SendRequest] = []
@@ -40,15 +39,15 @@ class StubEngine:
         self._ended_groups: list[Completion] = []
         self._turn = 0
 
-    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
+    def publish_info(self, topic, *, timeout_s=None):
         if topic in self.unknown_topics:
             raise NoRouteError(f"no route of the topic {topic!r}", topic=topic)
         return self.routes.get(topic) or publish_info(topic, self.spans)
 
-    def batch_limit(self, topic: str) -> int | None:
+    def batch_limit(self, topic):
         return None
 
-    def submit(self, request: SendRequest) -> None:
+    def submit(self, request):
         if request.group is not None:
             assert request.timed or not request.token.timed
             # An engine does the same for a busy broker: each message goes by itself.
@@ -64,37 +63,37 @@ class StubEngine:
             flying = sum(r.token.queue == home for r, _ in self._waiting)
             self.most_in_flight[home] = max(flying, self.most_in_flight.get(home, 0))
 
-    def poll(self, timeout_s: float = 0.0) -> list[Completion]:
+    def poll(self, timeout_s=0.0):
         """Answer one request, or all of them if there is a time-out: so requests pile up."""
         count = len(self._waiting) if timeout_s else min(1, len(self._waiting))
         groups, self._ended_groups = self._ended_groups, []
         return groups + [self._answer(*self._waiting.popleft()) for _ in range(count)]
 
-    def drain(self, deadline_s: float | None = None) -> list[Completion]:
+    def drain(self, deadline_s=None):
         return self.poll(1.0)
 
     @property
-    def pending(self) -> int:
+    def pending(self):
         return len(self._waiting)
 
     @property
-    def has_completions(self) -> bool:
+    def has_completions(self):
         return bool(self._ended_groups)
 
-    def available(self, broker_name: str) -> bool:
+    def available(self, broker_name):
         return broker_name not in self.unavailable
 
-    def isolations(self) -> list[Any]:
+    def isolations(self):
         return []
 
-    def close(self) -> None:
+    def close(self):
         self.is_broken = True
 
-    def bodies(self, queue: MessageQueue | None = None) -> list[bytes]:
+    def bodies(self, queue=None):
         queues = [queue] if queue else list(self.stored)
         return [message.body for place in queues for message in self.stored.get(place, [])]
 
-    def _queue_of(self, request: SendRequest) -> MessageQueue:
+    def _queue_of(self, request):
         info = self.publish_info(request.topic)
         if request.queue is not None:
             return request.queue
@@ -105,7 +104,7 @@ class StubEngine:
         self._turn += 1
         return info.queues[self._turn % len(info.queues)]
 
-    def _answer(self, request: SendRequest, queue: MessageQueue) -> Completion:
+    def _answer(self, request, queue):
         verdict = self.judge(request, queue)
         if isinstance(verdict, SendError):
             attempt = _attempt(request, queue, verdict.outcome, verdict.code)
@@ -122,9 +121,7 @@ class StubEngine:
         )  # fmt: skip
 
 
-def _attempt(
-    request: SendRequest, queue: MessageQueue, outcome: Outcome, code: str | None = None
-) -> AttemptRecord:
+def _attempt(request, queue, outcome, code=None):
     return AttemptRecord(
         1, request.topic, queue.broker_name, "a:1", queue.queue_id, 0, 1_700_000_000_000,
         0.1, 0.0, 1.5, request.message_count, 10, 20, outcome, error_code=code,

@@ -59,13 +59,13 @@ def test_a_bad_broker_gets_nothing_new(cluster, tmp_path, closing, kind, fault):
     engine, other = (closing(SendEngine(options, shared=shared)) for _ in range(2))
     task = TaskRunner(options, CTX, pool=ProducerPool(make=lambda _: engine))
 
-    def feed(count: int, times: int) -> None:
+    def feed(count, times):
         for _ in range(times):
             batch = pa.RecordBatch.from_pydict(columns(count))
             task.feed(batch, resolve_columns(batch.schema, options))
             task.drive()
 
-    def drive(is_over: Callable[[], Any]) -> None:
+    def drive(is_over):
         until(lambda: (task.drive(), engine.drive(0.01), is_over())[-1])
 
     # Both brokers get requests, so that they have an expected latency.

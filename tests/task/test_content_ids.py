@@ -13,19 +13,18 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
-from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import ContentIds
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
 
 
-def rows_of(topic: str = "t", **columns: Any) -> RowBatch:
+def rows_of(topic="t", **columns):
     batch = pa.RecordBatch.from_pydict(columns)
     return normalise(batch, resolve_columns(batch.schema, OPTIONS)).with_(topic=topic)
 
 
-def ids(rows: list[int], cuts: list[int], ctx: RunContext = CTX) -> list[tuple[int, str]]:
+def ids(rows, cuts, ctx=CTX):
     """Return (row, id) of rows that are sent in the given batches."""
     maker, row_ids = ContentIds(ctx), []
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
@@ -70,7 +69,7 @@ def test_query_epoch_and_partition_are_in_the_id():
     others = [{"query_id": "q2"}, {"epoch": 4}, {"partition": 1}]
     same = [{"run_id": "r2"}, {"task_attempt_id": 9}, {"attempt_number": 1}, {"worker": "w:2"}]
 
-    def one(change: dict[str, Any]) -> str:
+    def one(change):
         (made,) = ids([1], [], dataclasses.replace(CTX, **change))
         return made[1]
 

@@ -6,8 +6,6 @@ The brokers' stores show who has which message, by client id and body.
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,12 +13,9 @@ import pytest
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import SendTarget
 from rocket_sink.producer.engine.dispatcher import Dispatcher
-from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.task import request_factory
 from rocket_sink.testing import Answer, Delay, Drop, FakeCluster
-from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
 from tests.clusters import scripted_cluster
 from tests.group_faults import FAULTS, groups
@@ -38,19 +33,19 @@ HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
 cluster = scripted_cluster(**{TOPIC: 4})
 
 
-def options(cluster: FakeCluster, folder: Path, **more: Any) -> SinkOptions:
+def options(cluster, folder, **more):
     defaults = {"sendMsgTimeout": "20s", "connectTimeoutMs": "20s", **more}
     return SinkOptions.parse(
         nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder), **defaults
     )
 
 
-def delayed(rows: int = ROWS, **more: Any) -> dict[str, Any]:
+def delayed(rows=ROWS, **more):
     levels = pa.array([3] * rows, pa.int32())
     return {"body": [b"body-%d" % n for n in range(rows)], "delay_level": levels, **more}
 
 
-def copies(cluster: FakeCluster) -> Counter[bytes]:
+def copies(cluster):
     return Counter(
         message.body for broker in cluster.brokers for message in broker.store.messages(TOPIC)
     )
@@ -86,12 +81,12 @@ def test_each_message_is_whole_and_there_once(cluster, tmp_path, groups):
         ]  # fmt: skip
 
 
-def doubled(counts: Counter[bytes]) -> int:
+def doubled(counts):
     """Return the number of messages that are stored more than once."""
     return sum(count > 1 for count in counts.values())
 
 
-def broker_of(cluster: FakeCluster) -> FakeBroker:
+def broker_of(cluster):
     return cluster.broker("broker-a")
 
 
@@ -125,7 +120,7 @@ def test_only_what_was_not_answered_is_sent_again(cluster, tmp_path):
     """Answers come out of order, and the connection ends before the last of them."""
     cluster.on_send(Delay(60_000), times=15, chance=0.1)
 
-    def reset() -> None:
+    def reset():
         until_s = time.monotonic() + 20
         while sum(copies(cluster).values()) < ROWS and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -150,7 +145,7 @@ def test_a_broker_goes_while_groups_are_on_their_way(cluster, tmp_path, way):
     broker = broker_of(cluster)
     rows = 4 * ROWS
 
-    def trouble() -> None:
+    def trouble():
         until_s = time.monotonic() + 20
         while not broker.store.messages(TOPIC) and time.monotonic() < until_s:
             time.sleep(0.001)
@@ -199,8 +194,7 @@ def test_old_brokers_get_delay_levels_and_no_timers(cluster, tmp_path, groups):
     for broker in cluster.brokers:
         broker.version = mq_version(4, 9, 4)
     columns = delayed(
-        200,
-        delay_ms=pa.array([60_000 if n % 4 == 0 else None for n in range(200)], pa.int64()),
+        200, delay_ms=pa.array([60_000 if n % 4 == 0 else None for n in range(200)], pa.int64())
     )
     columns["delay_level"] = pa.array([None if n % 4 == 0 else 3 for n in range(200)], pa.int32())
     total = run_task(options(cluster, tmp_path), CTX, columns)
@@ -222,7 +216,7 @@ def test_compressed_bodies(cluster, tmp_path, groups):
 def test_what_leaves_a_group_is_not_compressed_again(cluster, tmp_path, monkeypatch):
     calls, compress = Counter[bytes](), request_factory.compress_body
 
-    def counted(body: bytes, *more: Any) -> tuple[bytes, int]:
+    def counted(body, *more):
         calls[body] += 1
         return compress(body, *more)
 
@@ -245,7 +239,7 @@ def test_parts_of_a_group_are_as_large_as_a_busy_brokers_window(tmp_path, monkey
     parts: list[tuple[int, int]] = []
     write = Dispatcher._write_group
 
-    def noted(self: Dispatcher, attempt: GroupAttempt, target: SendTarget, now_s: float) -> None:
+    def noted(self, attempt, target, now_s):
         window = target.broker.window
         if window is not None:
             assert target.broker.in_flight <= int(window.limit)

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
+from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import SysFlag
 from tests.clusters import make_topic, repair
-from tests.java_client import FOLDER, GENERATIONS, JavaMessage, read_with_java, run_java
+from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 from tests.producer.waiting import until
 from tests.task.one_task import run_task
 
@@ -25,7 +25,7 @@ TYPE = "message.type"
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'
 
 
-def read(cluster: LocalCluster, topic: str, version: str) -> list[JavaMessage]:
+def read(cluster, topic, version):
     """Return all rows, once the brokers have delivered them."""
     until_s = time.monotonic() + 60
     messages = read_with_java(cluster, topic, version)

@@ -3,7 +3,6 @@
 import multiprocessing
 import time
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +26,7 @@ ROWS = {"body": [f"row {number}" for number in range(200)]}
 KEYED = {**ROWS, "sharding_key": [f"key {number % 6}" for number in range(200)]}
 
 
-def _attempt(options: dict[str, str], columns: dict[str, Any]) -> None:
+def _attempt(options, columns):
     """Run a first attempt that waits for answers until it is killed."""
     parsed = SinkOptions.parse(options)
     batch = pa.RecordBatch.from_pydict(columns)

@@ -2,8 +2,6 @@
 
 import itertools
 import logging
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.testing import Answer, FakeCluster
-from rocket_sink.testing.script import Behaviour
+from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
 from tests.task.one_task import run_task
 from tests.task.test_worker import spooled
@@ -23,9 +20,7 @@ CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 cluster = scripted_cluster(t=4, dead=4)
 
 
-def refuse(
-    cluster: FakeCluster, topic: str, behaviour: Behaviour | None = None, *, every: int = 1
-) -> None:
+def refuse(cluster, topic, behaviour=None, *, every=1):
     """Let brokers refuse messages of a topic, each `every`th of a broker."""
     for broker in cluster.brokers:
         numbers = itertools.count()
@@ -37,7 +32,7 @@ def refuse(
         )  # fmt: skip
 
 
-def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
+def send(cluster, ledger, columns, **options):
     defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "deadLetterTopic": "dead", "sendMsgTimeout": 500, **options}  # fmt: skip
     return run_task(SinkOptions.parse(defaults), CTX, columns)

@@ -1,8 +1,6 @@
 """onPendingKey: a key's later epochs wait for the backfill of its dead letters, or pass them."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
 from tests.task.one_task import run_task
 from tests.task.test_worker import spooled
@@ -20,21 +18,21 @@ CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
 
 
-def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
+def send(cluster, ledger, ctx, keys, **options):
     defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "ordering": "strict", "requestMaxMessages": 1}  # fmt: skip
     columns = {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
     return run_task(SinkOptions.parse({**defaults, **options}), ctx, columns)
 
 
-def refuse(cluster: FakeCluster, times: int) -> None:
+def refuse(cluster, times):
     cluster.on_send(Answer(13, "the message is illegal"), times=times)
 
 
 cluster = scripted_cluster(1, t=4)
 
 
-def stored(cluster: FakeCluster) -> list[bytes]:
+def stored(cluster):
     return sorted(message.body for message in cluster.messages("t"))
 
 

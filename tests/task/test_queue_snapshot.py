@@ -1,8 +1,5 @@
 """The notes of a query's queues: who shares one, and when it goes."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from rocket_sink.errors import DeliveryError
@@ -13,12 +10,12 @@ from tests.task.stub_engine import publish_info
 RUNS = ("0f3c2a10-5d0e-4c62-9d3b-3a8f0c1b7e55", "7b7f5f0e-1f0a-4f5e-8a51-b9d4b3c7f001")
 
 
-def snapshots(folder: Path, query: str, **options: Any) -> QueueSnapshots:
+def snapshots(folder, query, **options):
     settings = {"nameServer": "n:1", "ordering": "strict", "ledger": str(folder), **options}
     return QueueSnapshots(SinkOptions.parse(settings), query)
 
 
-def notes(folder: Path) -> list[str]:
+def notes(folder):
     return sorted(path.parent.name for path in (folder / "_notes/queues").rglob("*.json"))
 
 

@@ -2,7 +2,6 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,7 @@ from rocket_sink.task.totals import TaskSummary
 from tests.ledger.values import attempt, context
 
 
-def rows_of(recorder: LedgerRecorder, rows: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+def rows_of(recorder, rows):
     recorder.add_account(TaskSummary(), complete=True, duration_s=1.0)
     return [row for batch in rows for row in batch.to_pylist() if row["kind"] == "send"]
 

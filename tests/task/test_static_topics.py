@@ -1,6 +1,5 @@
 """Strict order on a static topic: keys keep their queues while these move between brokers."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,8 +12,7 @@ from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.spark.backfill.home_queues import absent_homes
 from rocket_sink.task.queue_snapshot import Pinned, queues_of
-from rocket_sink.testing import FakeCluster
-from rocket_sink.wire.route import QueueMapping, TopicRoute
+from rocket_sink.wire.route import QueueMapping
 from tests.clusters import scripted_cluster
 
 from .one_task import run_task
@@ -34,10 +32,7 @@ def options(cluster, tmp_path):
     )  # fmt: skip
 
 
-def mapped(
-    cluster: FakeCluster, patch: pytest.MonkeyPatch, epoch: int, places: Mapping[str, list[int]],
-    total: int = QUEUES,
-) -> TopicRoute:  # fmt: skip
+def mapped(cluster, patch, epoch, places, total=QUEUES):
     """Return the route of a static topic whose queues are on these brokers."""
     patch.undo()
     mappings = {
@@ -54,13 +49,13 @@ def hashed(request, options):
     return options.with_(sharding_hash=request.param)
 
 
-def send(options: SinkOptions, epoch: int) -> int:
+def send(options, epoch):
     ctx = RunContext("q-1", "r", epoch, 0, 1, epoch, 0, worker="w:1", lane="foreach")
     acked: int = run_task(options, ctx, {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}).acked
     return acked
 
 
-def queues_by_key(cluster: FakeCluster, broker: str) -> dict[str, set[int]]:
+def queues_by_key(cluster, broker):
     queues: dict[str, set[int]] = {}
     for message in next(b for b in cluster.brokers if b.name == broker).store.messages("orders"):
         queues.setdefault(message.properties["__SHARDINGKEY"], set()).add(message.queue_id)

@@ -3,7 +3,6 @@
 import random
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,10 +13,8 @@ from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, P
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.testing import Answer, Drop
-from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.headers import Frame
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 from tests.python import run_python
@@ -31,7 +28,7 @@ def make(cluster, closing):
     return lambda **more: closing(TableProducer(**options, **more))
 
 
-def table(rows: int = 3000) -> pa.Table:
+def table(rows=3000):
     return pa.table(
         {
             "body": [b"%d" % n for n in range(rows)],
@@ -69,10 +66,10 @@ def test_tables_in_any_form(cluster, make, form):
 class Exported:
     """A frame in the form in which polars, pandas and DuckDB export theirs."""
 
-    def __init__(self, data: pa.Table) -> None:
+    def __init__(self, data):
         self._data = data
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+    def __arrow_c_stream__(self, requested_schema=None):
         return self._data.__arrow_c_stream__(requested_schema)
 
 
@@ -168,7 +165,7 @@ def test_a_ledger_takes_the_rows_in(cluster, make, tmp_path):
 def test_the_account_of_a_send_that_fails_has_what_was_under_way(cluster, make, tmp_path):
     cluster.on_send(Drop(), times=None)
 
-    def source() -> Iterator[pa.RecordBatch]:
+    def source():
         end_s = time.monotonic() + 20
         while time.monotonic() < end_s and not cluster.messages("orders"):
             yield pa.record_batch({"body": [b"x"] * 10})
@@ -231,10 +228,10 @@ def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_l
     assert dropped["own"] == "1" and "traceparent" not in dropped
 
 
-def limit_bodies(broker: FakeBroker, most: int, remark: str) -> None:
+def limit_bodies(broker, most, remark):
     """Refuse larger requests, as a broker does whose maxMessageSize is `most`."""
 
-    def is_larger(frame: Frame) -> bool:
+    def is_larger(frame):
         return is_send(frame) and len(frame.body or b"") > most
 
     broker.script.add(
@@ -274,7 +271,7 @@ def test_a_row_that_is_too_large_does_not_shrink_later_batches(cluster, make):
     """A broker before 5.0 refuses a batch with the same text for the size of one message."""
     poison = random.Random(1).randbytes(30_000)  # does not shrink when it is compressed
 
-    def has_poison(frame: Frame) -> bool:
+    def has_poison(frame):
         return is_send(frame) and poison in bytes(frame.body or b"")
 
     for broker in cluster.brokers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from rocket_sink.errors import (
     Outcome,
     PermissionDeniedError,
     RequestTimeoutError,
-    SendError,
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
@@ -57,7 +55,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def _ledger() -> str:
+def _ledger():
     """Make a folder for the pinned queues; the ledger's rows stay in the test."""
     return tempfile.mkdtemp(prefix="rocket-sink-test-")
 
@@ -65,9 +63,7 @@ def _ledger() -> str:
 class Run:
     """A task over some tables; `letters` are the ledger's dead letters as dicts."""
 
-    def __init__(
-        self, engine: StubEngine, clock: Callable[[], float] = time.monotonic, **options: Any
-    ) -> None:
+    def __init__(self, engine, clock=time.monotonic, **options):
         self.clock = clock
         settings = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
         if settings["topic"] is None:
@@ -77,49 +73,49 @@ class Run:
         self.rows: list[pa.RecordBatch] = []
         self.body: TaskSender | None = None
 
-    def feed(self, **columns: Any) -> Run:
+    def feed(self, **columns):
         batch = pa.RecordBatch.from_pydict(columns)
         if self.body is None:
             plan = resolve_columns(batch.schema, self.options)
             recorder = LedgerRecorder(self.options, CTX, self.rows.append)
             self.body = TaskSender(
-                self.options, plan, engine=self.engine, recorder=recorder, clock=self.clock,  # type: ignore[arg-type]
+                self.options, plan, engine=self.engine, recorder=recorder, clock=self.clock,
             )  # fmt: skip
         self.body.feed(batch)
         return self
 
-    def finish(self) -> Run:
+    def finish(self):
         assert self.body is not None
         self.body.finish()
         return self
 
     @property
-    def summary(self) -> Any:
+    def summary(self):
         assert self.body is not None
         return self.body.summary
 
-    def kind(self, kind: str) -> list[dict[str, Any]]:
+    def kind(self, kind):
         return [row for batch in self.rows for row in batch.to_pylist() if row["kind"] == kind]
 
     @property
-    def letters(self) -> list[dict[str, Any]]:
+    def letters(self):
         return self.kind("dead_letter")
 
-    def codes(self) -> dict[bytes | None, str]:
+    def codes(self):
         return {row["body"]: row["last_error_code"] for row in self.letters}
 
 
-def home(engine: StubEngine, key: str, topic: str = "t") -> MessageQueue:
+def home(engine, key, topic="t"):
     return sharding.queue_for_key(engine.publish_info(topic), key)
 
 
-def key_on(engine: StubEngine, queue: MessageQueue, *, but: str = "") -> str:
+def key_on(engine, queue, *, but=""):
     return next(
         key for key in (f"k{i}" for i in range(1000)) if key != but and home(engine, key) == queue
     )
 
 
-def bodies(count: int, first: int = 0) -> list[bytes]:
+def bodies(count, first=0):
     return [f"{i:05d}".encode() for i in range(first, first + count)]
 
 
@@ -213,7 +209,7 @@ class TestSends:
         assert f"\x01{value}\x02" in single[0].properties
 
     def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self):
-        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+        def judge(request, queue):
             is_bad = any(message.body == b"00003" for message in request.token.messages())
             return MessageIllegalError("poison") if is_bad else None
 
@@ -307,14 +303,14 @@ class TestSends:
     def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering, rows):
         remark = "validate failed, the expected type is FIFO, but actual type is NORMAL"
 
-        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+        def judge(request, queue):
             return MessageIllegalError(remark) if request.batch else None
 
         run = Run(StubEngine(judge), ordering=ordering)
         for start in (0, rows):
             data = [b"%d" % n for n in range(start, start + rows)]
             run.feed(body=data, sharding_key=["k"] * rows)
-            run.body._sender.poll(1.0)  # type: ignore[union-attr]
+            run.body._sender.poll(1.0)
         run.finish()
         assert [r.message_count for r in run.engine.requests if r.batch] == [rows]
         assert run.engine.bodies() == [b"%d" % n for n in range(2 * rows)]
@@ -358,7 +354,7 @@ class TestRefusedRows:
         broker = BrokerData("cluster-1", "a", {0: "127.0.0.1:1"})
         route = TopicRoute((QueueData("a", 4, 4),), (broker,))
 
-        def run(topic: str | None, **options: Any) -> Run:
+        def run(topic, **options):
             engine = StubEngine()
             engine.routes[name] = TopicPublishInfo.of(name, route)
             columns = {"body": bodies(2), "topic": [name, name]}
@@ -396,7 +392,7 @@ class TestRefusedRows:
         run = Run(engine).feed(body=[b""])  # No row needs a route.
         with pytest.raises(NoRouteError):
             run.feed(body=bodies(3))
-        run.body.abort()  # type: ignore[union-attr]
+        run.body.abort()
         assert [row["error_code"] for row in run.kind("send")] == ["NO_ROUTE"]
 
 
@@ -444,7 +440,7 @@ class TestFailures:
     def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self):
         """A batch of unknown outcome is split, and its messages then find no broker."""
 
-        def judge(request: Any, queue: MessageQueue) -> BrokerError | ConnectError:
+        def judge(request, queue):
             is_batch = request.token.message_count > 1
             return BrokerError("java.io.IOException") if is_batch else ConnectError("refused")
 
@@ -455,7 +451,7 @@ class TestFailures:
         assert all(row["maybe_duplicate"] for row in run.letters)
 
     def test_a_poison_row_does_not_take_its_batch_along(self):
-        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+        def judge(request, queue):
             is_poison = any(m.body == b"00007" for m in request.token.messages())
             return MessageIllegalError("too big for this broker") if is_poison else None
 
@@ -569,7 +565,7 @@ class TestOrder:
         queue = home(engine, "k1")
         other = key_on(engine, queue, but="k1")
 
-        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+        def judge(request, queue):
             is_poison = any(m.body == b"00002" for m in request.token.messages())
             return MessageIllegalError("poison") if is_poison else None
 
@@ -617,7 +613,7 @@ class TestOrder:
         run = Run(engine, lambda: 5.0, ordering=ordering)
         run.feed(body=bodies(4), sharding_key=["k1", *[other] * 3])
         while not run.letters:
-            run.body.drive()  # type: ignore[union-attr]
+            run.body.drive()
         run.feed(body=bodies(2, 4), sharding_key=[other] * 2).finish()
         errors = [(row["first_error_code"], row["attempts"]) for row in run.letters]
         parts = [("BATCH_TOO_LARGE", attempts) for attempts in (3, 2, 2)]
@@ -639,15 +635,15 @@ def test_rows_wait_longer_than_a_producers_message(ordering):
 class Stuck(StubEngine):
     """An engine that answers nothing while it is stuck; waiting advances the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stuck = True
         self.now_s = 0.0
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now_s
 
-    def poll(self, timeout_s: float = 0.0) -> list[Any]:
+    def poll(self, timeout_s=0.0):
         self.now_s += timeout_s
         return [] if self.stuck else super().poll(timeout_s)
 
@@ -867,7 +863,7 @@ class TestMoves:
 class TestAbsentBrokers:
     """Epochs do not wait for `orderWaitMs` again and again while a broker stays away."""
 
-    def _epoch(self, engine: StubEngine, now_s: float, **options: Any) -> list[float | None]:
+    def _epoch(self, engine, now_s, **options):
         """Send a row of broker a and a row of broker b; return the waits of a's requests."""
         first = len(engine.requests)
         keys = [key_on(engine, MessageQueue("t", broker, 0)) for broker in "ab"]
@@ -901,7 +897,7 @@ class TestAbsentBrokers:
             assert run.finish().summary.unknown == 1
         assert [request.timeout_s for request in engine.requests] == [60.0] * 2
 
-    def _judge(self, request: Any, queue: MessageQueue) -> SendError | None:
+    def _judge(self, request, queue):
         return None if self.is_up or queue.broker_name == "b" else ConnectError("refused")
 
 
@@ -959,7 +955,7 @@ class TestOrderBy:
                 body=[f"{n:05d}".encode() for n in part], sharding_key=[f"k{n % 7}" for n in part],
                 n=part,
             )  # fmt: skip
-        assert isinstance(run.body._sorter, RowSorter)  # type: ignore[union-attr]
+        assert isinstance(run.body._sorter, RowSorter)
         run.finish()
         for messages in engine.stored.values():
             for key in {m.property("__SHARDINGKEY") for m in messages}:

@@ -13,7 +13,6 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
-from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import fingerprint, task_ids
 
 CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
@@ -21,12 +20,12 @@ MAP = pa.map_(pa.string(), pa.string())
 OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
 
 
-def rows_of(**columns: Any) -> RowBatch:
+def rows_of(**columns):
     batch = pa.RecordBatch.from_pydict(columns)
     return normalise(batch, resolve_columns(batch.schema, OPTIONS))
 
 
-def ids(*batches: RowBatch, ctx: RunContext = CTX) -> list[str]:
+def ids(*batches, ctx=CTX):
     maker = task_ids(ctx)
     assert maker is not None
     return [message_id for batch in batches for message_id in maker.ids(batch).to_pylist()]
@@ -89,7 +88,7 @@ def test_ids_of_a_large_batch_differ():
     assert len(set(timed_ids(rows_of(body=[b"x"] * 70_000)))) == 70_000
 
 
-def timed_ids(*batches: RowBatch) -> list[str]:
+def timed_ids(*batches):
     maker = task_ids(CTX, timed=True)
     assert maker is not None
     return [
@@ -101,7 +100,7 @@ def timed_ids(*batches: RowBatch) -> list[str]:
 
 @given(texts, st.integers(0, 12), st.integers(0, 12))
 def test_ids_of_a_task_that_the_clock_cuts_do_not_depend_on_the_cuts(bodies, first, second):
-    def cut_at(place: int) -> list[str]:
+    def cut_at(place):
         parts = [part for part in (bodies[:place], bodies[place:]) if part]
         return timed_ids(*(rows_of(body=part) for part in parts))
 

@@ -1,8 +1,5 @@
 """Traces of a sample of a task's requests: sent beside the rows, never in their way."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,8 +10,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.tracing import RequestTraces
-from rocket_sink.testing import Answer, Drop, FakeCluster
-from rocket_sink.wire.trace import MessageType, PubTrace, Trace
+from rocket_sink.testing import Answer, Drop
+from rocket_sink.wire.trace import MessageType, PubTrace
 from tests.clusters import scripted_cluster
 from tests.decoding import decode_trace
 from tests.task.one_task import run_task
@@ -26,13 +23,13 @@ CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 cluster = scripted_cluster(**{TOPIC: 1})
 
 
-def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
+def send(cluster, ledger, columns, **options):
     defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
                 "traceSample": 1, "producerGroup": "g", **options}  # fmt: skip
     return run_task(SinkOptions.parse(defaults), CTX, columns)
 
 
-def traces(cluster: FakeCluster) -> list[Trace]:
+def traces(cluster):
     return [line for m in cluster.messages(TOPIC) for line in decode_trace(m.body.decode())]
 
 

@@ -1,7 +1,6 @@
 """The task body with the real engine over real sockets, and the real spool; no Spark."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,14 +22,11 @@ PATIENT = {"sendMsgTimeout": 60_000, "suspectAfterMs": 60_000, "faultTable": "60
 """Options by which no broker looks slow on a busy machine: best_effort would move keys then."""
 
 
-def spooled(ledger: Path) -> list[dict[str, Any]]:
+def spooled(ledger):
     return spool_rows(*sorted((ledger / "_spool").rglob("*.arrow")))
 
 
-def send(
-    cluster: FakeCluster, path: Path, pool: ProducerPool, *, again: bool = False, query: str = "",
-    **options: Any,
-) -> Any:  # fmt: skip
+def send(cluster, path, pool, *, again=False, query="", **options):
     count = options.pop("count", 2000)
     settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
     parsed = SinkOptions.parse(settings)
@@ -112,11 +108,11 @@ def test_without_a_ledger_they_fail_the_task(cluster, pool):
         send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
 
 
-def send_to(address: str, ledger: Path, pool: ProducerPool) -> Any:
+def send_to(address, ledger, pool):
     class Gone:
         name_server = address
 
-    return send(Gone(), ledger, pool, count=10)  # type: ignore[arg-type]
+    return send(Gone(), ledger, pool, count=10)
 
 
 @pytest.mark.parametrize(

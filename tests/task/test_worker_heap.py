@@ -2,7 +2,6 @@
 
 import gc
 import sys
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -41,12 +40,12 @@ def test_nobody_elses_heap_is_frozen():
 def test_workers_are_known_by_their_main_module(spark):
     """A task that has sent has also frozen the objects of its worker."""
 
-    def main_module(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def main_module(batches):
         from rocket_sink.task.worker_heap import freeze_once
 
         list(batches)
         freeze_once()
-        name = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+        name = sys.modules["__main__"].__spec__.name
         yield pa.RecordBatch.from_pydict({"name": [name], "frozen": [gc.get_freeze_count()]})
 
     frame = spark.range(1).coalesce(1).mapInArrow(main_module, "name string, frozen long")

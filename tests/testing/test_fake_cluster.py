@@ -19,17 +19,17 @@ from tests.clusters import scripted_cluster
 class Client:
     """A blocking connection that reads frames; `read` returns None if no frame comes."""
 
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, address, timeout_s=5.0):
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         self.reader = FrameReader()
         self.received = b""
 
-    def ask(self, frame: Frame) -> Frame | None:
+    def ask(self, frame):
         self.socket.sendall(encode_frame(frame))
         return self.read()
 
-    def read(self, timeout_s: float | None = None) -> Frame | None:
+    def read(self, timeout_s=None):
         if timeout_s is not None:
             self.socket.settimeout(timeout_s)
         while (frame := self.reader.next_frame()) is None:
@@ -45,7 +45,7 @@ class Client:
         return frame
 
 
-def send(topic: str = "t", queue_id: int = 0, body: bytes = b"hello", **more: object) -> Frame:
+def send(topic="t", queue_id=0, body=b"hello", **more):
     return requests.send_message_v2(
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, broker_name="broker-a",
         properties="KEYS\x01k1\x02UNIQ_KEY\x01U1\x02", body=body, **more,
@@ -63,9 +63,9 @@ def client(cluster):
 
 
 def test_a_batch_is_stored_as_its_messages(cluster, client):
-    assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17  # type: ignore[union-attr]
+    assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17
     inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
-    sent = decode_send_answer(client.ask(send(body=inner, batch=True)))  # type: ignore[arg-type]
+    sent = decode_send_answer(client.ask(send(body=inner, batch=True)))
     assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
     assert sent.offset_message_id.count(",") == 2
     stored = [(m.body, m.properties["UNIQ_KEY"], m.queue_offset) for m in cluster.messages("t")]
@@ -95,8 +95,8 @@ def test_late_and_dripping_answers_do_not_hold_up_others(cluster, client):
     begun_s = time.monotonic()
     client.socket.sendall(encode_frame(send(body=b"slow")))
     other = Client(broker.address)
-    assert other.ask(send(body=b"dripped")).code == 0  # type: ignore[union-attr]
-    assert client.read(5).code == 0  # type: ignore[union-attr]
+    assert other.ask(send(body=b"dripped")).code == 0
+    assert client.read(5).code == 0
     assert time.monotonic() - begun_s >= 0.15
 
 
@@ -188,7 +188,7 @@ def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster):
 
 
 def test_the_same_seed_gives_the_same_chances():
-    def run(seed: int) -> list[int]:
+    def run(seed):
         with FakeCluster(brokers=1, seed=seed) as cluster:
             cluster.brokers[0].on_send(Answer(2), times=None, chance=0.5)
             client = Client(cluster.brokers[0].address)

@@ -100,7 +100,7 @@ def test_garbage_and_foreign_answers(server):
 
 
 def test_other_requests_are_unchanged_and_chance_is_seeded(cluster):
-    def codes(seed: int) -> list[int]:
+    def codes(seed):
         with FaultProxy(cluster.brokers[0].address, seed=seed) as proxy:
             proxy.on(RequestCode.HEART_BEAT, Answer(1))
             proxy.on_send(Answer(2), times=None, chance=0.5)

@@ -28,7 +28,7 @@ def ask(cluster):
     return lambda code, **ext: client.ask(Frame(code, {k: str(v) for k, v in ext.items()}))
 
 
-def put(cluster: FakeCluster, *seconds: int, queue_id: int = 0, **properties: str) -> None:
+def put(cluster, *seconds, queue_id=0, **properties):
     for second in seconds:
         cluster.brokers[0].store.append(StoredMessage(
             "t", b"%d" % second, queue_id=queue_id, store_ms=1000 * second,
@@ -36,7 +36,7 @@ def put(cluster: FakeCluster, *seconds: int, queue_id: int = 0, **properties: st
         ))  # fmt: skip
 
 
-def bodies(answer: Frame) -> list[bytes]:
+def bodies(answer):
     return [bytes(message.body) for message in decode_stored(answer.body)]
 
 
@@ -212,7 +212,7 @@ def test_topics_of_brokers(cluster, ask):
 
 
 def test_brokers_of_name_servers(cluster):
-    def known() -> dict[str, str]:
+    def known():
         answer = Client(cluster.name_server).ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
         info = json.loads(bytes(answer.body or b""))
         assert info["clusterAddrTable"] == {"FakeCluster": list(info["brokerAddrTable"])}
@@ -238,7 +238,7 @@ def test_brokers_of_name_servers(cluster):
 def test_what_is_done_to_all_brokers(cluster):
     clients = [Client(broker.address) for broker in cluster.brokers]
 
-    def codes(frame: Frame) -> list[int | None]:
+    def codes(frame):
         return [answer and answer.code for answer in (client.ask(frame) for client in clients)]
 
     heartbeat = Frame(RequestCode.HEART_BEAT)

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -31,7 +30,6 @@ from typing import Final
 
 import platformdirs
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -86,7 +84,7 @@ class Result:
     at: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="python -m tests.versions",
         description=__doc__,
@@ -129,11 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all_held else 1
 
 
-def _stored() -> dict[str, Result]:
+def _stored():
     return {stored["name"]: Result(**stored) for stored in json.loads(RESULTS.read_text())}
 
 
-def cases() -> list[Case]:
+def cases():
     """Return the cases: for the newest patch of each Spark what pip accepts with it, and tests with
     every Delta that accepts it; then every Python; then every RocketMQ."""
     here = "{}.{}".format(*sys.version_info)
@@ -169,12 +167,12 @@ def cases() -> list[Case]:
     return chosen
 
 
-def pinned(package: str) -> str:
+def pinned(package):
     """Return the version of a package in this environment."""
     return version(package)
 
 
-def _index(package: str) -> list[str]:
+def _index(package):
     """Return the releases from 4.0 on that the package index has."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -184,11 +182,11 @@ def _index(package: str) -> list[str]:
     return _sorted(version for version in released if Version(version) >= Version("4.0"))
 
 
-def _sorted(versions: Iterable[str]) -> list[str]:
+def _sorted(versions):
     return sorted(versions, key=Version)
 
 
-def our_range(package: str) -> SpecifierSet:
+def our_range(package):
     """Return the versions of a package that setup.cfg accepts: those of the core, else of an extra.
 
     The metadata of an editable installation may be older than setup.cfg.
@@ -198,11 +196,11 @@ def our_range(package: str) -> SpecifierSet:
     return next(wish.specifier for wish in map(Requirement, texts) if wish.name == package)
 
 
-def _in_range(package: str) -> list[str]:
+def _in_range(package):
     return [release for release in _index(package) if release in our_range(package)]
 
 
-def _accepted_by(delta: str) -> SpecifierSet:
+def _accepted_by(delta):
     """Return the Sparks that a release of Delta accepts by its own metadata."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
@@ -215,12 +213,12 @@ def _accepted_by(delta: str) -> SpecifierSet:
     return next(requirement.specifier for requirement in wanted if requirement.name == "pyspark")
 
 
-def _newest_patches(versions: Sequence[str]) -> list[str]:
+def _newest_patches(versions):
     minors = {Version(version).release[:2]: version for version in _sorted(versions)}
     return list(minors.values())
 
 
-def pythons() -> dict[str, Path]:
+def pythons():
     """Return the Pythons of this machine from 3.10 on, by minor version."""
     found: dict[str, Path] = {}
     places = [Path("/usr/bin"), Path("/usr/local/bin"), Path(sys.executable).resolve().parent]
@@ -233,7 +231,7 @@ def pythons() -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: Version(item[0])))
 
 
-def run(case: Case) -> Result:
+def run(case):
     """Install the case's versions and run its tests; if it has none, only ask pip."""
     if case.name.startswith("there-"):
         return _beside(case)
@@ -267,7 +265,7 @@ def run(case: Case) -> Result:
     return _result(case, code == 0, int(passed[1]) if passed else 0, note)
 
 
-def _beside(case: Case) -> Result:
+def _beside(case):
     """Install into an environment that has this Spark; compare its files, and run the lanes."""
     folder = _cache() / f"spark-{case.pyspark}"
     python = folder / "bin" / "python"
@@ -289,7 +287,7 @@ def _beside(case: Case) -> Result:
     return _result(case, code == 0, lanes, "" if code == 0 else f"exit code {code}")
 
 
-def _logged(case: Case, command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
+def _logged(case, command, environ):
     """Run a command; return its exit code (-1: it did not end in time) and its output, which stays
     in a log."""
     log = _cache() / f"{case.name}.log"
@@ -303,19 +301,19 @@ def _logged(case: Case, command: Sequence[str], environ: Mapping[str, str]) -> t
     return code, log.read_text(errors="replace")
 
 
-def _sums(folder: Path) -> dict[Path, str]:
+def _sums(folder):
     """Return the hashes of the files of an environment, without byte code."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _cache() -> Path:
+def _cache():
     folder = platformdirs.user_cache_path("rocket-sink") / "versions"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _environment(minor: str) -> Path:
+def _environment(minor):
     folder = _cache() / f"python-{minor}"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -323,13 +321,13 @@ def _environment(minor: str) -> Path:
     return python
 
 
-def _refusal(python: Path, wanted: Sequence[str], report: Path | None = None) -> str:
+def _refusal(python, wanted, report=None):
     """Return the reason why pip refuses rocket-sink with these; empty if pip accepts them."""
     more = ["--report", str(report)] if report else []
     return _pip(python, ["--dry-run", "--ignore-installed", *more, ".[spark]", *wanted])
 
 
-def _pip(python: Path, arguments: Sequence[str]) -> str:
+def _pip(python, arguments):
     """Run `pip install`; return its failure in one line, or an empty text."""
     # -I: with this tree on PYTHONPATH pip would take its egg-info for an installed rocket-sink.
     command = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check"]
@@ -343,13 +341,13 @@ def _pip(python: Path, arguments: Sequence[str]) -> str:
     return "; ".join(by_package.values()) or lines[-1]
 
 
-def _result(case: Case, held: bool | None, passed: int, note: str) -> Result:
+def _result(case, held, passed, note):
     versions = (case.python, case.pyspark, case.delta, case.rocketmq)
     at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     return Result(case.name, *versions, held, passed, note, at)
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result):
     if result.held is None:
         return f"pip refuses: {result.note}"
     if not result.passed and result.held:
@@ -357,12 +355,12 @@ def _verdict(result: Result) -> str:
     return f"held ({result.passed} tests)" if result.held else f"failed: {result.note}"
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results):
     """Return the page of the docs."""
     return "".join(_page(results))
 
 
-def _page(results: Sequence[Result]) -> Iterator[str]:
+def _page(results):
     yield (
         "# Versions that work together\n\n"
         "Made by `python -m tests.versions`, which runs tests on each of these. "

@@ -20,7 +20,7 @@ from tests.integration.lanes import LANES
 ROWS = 200
 
 
-def main(folder: Path) -> None:
+def main(folder):
     spark = (
         SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     )

@@ -9,7 +9,7 @@ from rocket_sink.wire.headers import Frame
 Feed = Callable[[bytes], list[Frame]]
 
 
-def binary_header(frame: Frame) -> bytes:
+def binary_header(frame):
     """Return the header in ROCKETMQ serialisation, as RocketMQSerializable writes it."""
     pairs = b"".join(
         struct.pack(">h", len(name.encode())) + name.encode()
@@ -21,26 +21,26 @@ def binary_header(frame: Frame) -> bytes:
     return struct.pack(">hBhiii", *fixed) + remark + struct.pack(">i", len(pairs)) + pairs
 
 
-def binary_frame(frame: Frame) -> bytes:
+def binary_frame(frame):
     header, body = binary_header(frame), frame.body or b""
     lengths = struct.pack(">II", 4 + len(header) + len(body), 1 << 24 | len(header))
     return lengths + header + body
 
 
-def drain(reader: FrameReader) -> list[Frame]:
+def drain(reader):
     frames = []
     while (frame := reader.next_frame()) is not None:
         frames.append(frame)
     return frames
 
 
-def whole(data: bytes) -> list[Frame]:
+def whole(data):
     reader = FrameReader()
     reader.receive_data(data)
     return drain(reader)
 
 
-def byte_by_byte(data: bytes) -> list[Frame]:
+def byte_by_byte(data):
     reader = FrameReader()
     frames = []
     for at in range(len(data)):
@@ -49,7 +49,7 @@ def byte_by_byte(data: bytes) -> list[Frame]:
     return frames
 
 
-def with_trailing_bytes(data: bytes) -> list[Frame]:
+def with_trailing_bytes(data):
     """Append the start of another frame, which must neither be lost nor be read into this one."""
     following = encode_frame(Frame(310, opaque=7))
     reader = FrameReader()

@@ -21,7 +21,7 @@ EXTRAS = st.dictionaries(
 
 
 @st.composite
-def answers(draw: st.DrawFn, extras: dict[str, str] | None = None) -> Frame:
+def answers(draw, extras=None):
     fields = {"msgId": draw(HEX), "queueId": draw(NUMBERS), "queueOffset": draw(NUMBERS)}
     if draw(st.booleans()):
         fields["transactionId"] = draw(HEX)
@@ -37,7 +37,7 @@ def answers(draw: st.DrawFn, extras: dict[str, str] | None = None) -> Frame:
     )
 
 
-def read_all(headers: list[bytes]) -> list[Frame]:
+def read_all(headers):
     reader, frames = FrameReader(shapes=AnswerShapes()), []
     for header in headers:
         reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
@@ -55,7 +55,7 @@ def test_an_answer_without_a_body_does_not_get_the_body_of_the_first():
         assert frame is not None and (frame.opaque, frame.body) == (opaque, body)
 
 
-def meaning(frame: Frame) -> object:
+def meaning(frame):
     plain = Frame(*(getattr(frame, name) for name in Frame.__slots__))
     if frame.code not in (0, 10, 11):
         return plain
@@ -72,7 +72,7 @@ def test_both_ways_agree(first, second):
     assert [meaning(frame) for frame in read_all(headers)] == [meaning(f) for f in general]
 
 
-def answer(number: int, **changes: str) -> bytes:
+def answer(number, **changes):
     ext = {"msgId": f"7F{number:030X}", "queueId": "3", "queueOffset": str(number)}
     ext |= {"TRACE_ON": "true", **changes}
     return encode_json_header(Frame(0, ext, opaque=number, flag=1, version=485))
@@ -102,12 +102,12 @@ def test_an_invalid_answer_gives_no_shape(changes):
     assert AnswerShape.of(decode_json_header(header), header) is None
 
 
-def stream_of(frames: list[Frame]) -> bytes:
+def stream_of(frames):
     headers = [encode_json_header(frame) for frame in frames]
     return b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
 
 
-def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
+def read_at_once(stream):
     """Return all frames, and the number of those that were read as columns."""
     reader, frames, many = FrameReader(shapes=AnswerShapes()), [], 0
     reader.receive_data(stream)
@@ -123,7 +123,7 @@ def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
         frames.append(frame)
 
 
-def usual(n: int, **other: str) -> Frame:
+def usual(n, **other):
     fields = {
         "msgId": f"{n * 2**40:032X}", "queueId": str(n % 10), "queueOffset": str(n),
         "transactionId": f"{n:032X}", "TRACE_ON": "true", **other,

@@ -14,7 +14,6 @@ from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.columns import buffers
 from rocket_sink.wire.columns.buffers import join_pieces
 from rocket_sink.wire.columns.encode import (
-    EncodedBatch,
     cut_requests,
     encode_columns,
     group_by_queue,
@@ -31,7 +30,7 @@ MESSAGES = st.lists(
 )  # fmt: skip
 
 
-def encoded(rows: list[tuple[bytes, str, int]], *, large: bool = False) -> EncodedBatch:
+def encoded(rows, *, large=False):
     kind = pa.large_binary() if large else pa.binary()
     return encode_columns(
         pa.array([body for body, _, _ in rows], kind),
@@ -63,7 +62,7 @@ def test_each_message_has_the_bytes_of_the_scalar_encoder(rows, large, first):
 @UNTIMED
 @given(MESSAGES, st.randoms(use_true_random=False))
 def test_a_batch_can_be_decoded_after_it_was_grouped(rows, rng):
-    queues = np.array([rng.randrange(3) for _ in rows], np.int64)  # type: ignore[attr-defined]
+    queues = np.array([rng.randrange(3) for _ in rows], np.int64)
     groups = group_by_queue(queues, 3)
     batch = encoded(rows).take(groups)
     for queue in range(3):

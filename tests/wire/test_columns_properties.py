@@ -1,7 +1,5 @@
 """The property strings of a column equal those of single messages."""
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,7 @@ from rocket_sink.wire.columns.properties import (
 from rocket_sink.wire.properties import properties_of
 
 
-def joined(count: int, **columns: Any) -> pa.Array:
+def joined(count, **columns):
     return property_pieces(count, **columns).strings()
 
 
@@ -43,11 +41,11 @@ ROWS = st.lists(
 MAP = pa.map_(pa.string(), pa.string())
 
 
-def columns_of(rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
-    def column(name: str, kind: pa.DataType) -> pa.Array:
+def columns_of(rows):
+    def column(name, kind):
         return pa.array([row[name] for row in rows], kind)
 
-    def delay(name: str) -> pa.Array:
+    def delay(name):
         return pa.array(
             [r["delay"][1] if r["delay"][0] == name else None for r in rows], pa.int64()
         )
@@ -65,7 +63,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
     }
 
 
-def strings_of(rows: list[dict[str, Any]]) -> list[bytes]:
+def strings_of(rows):
     texts = []
     for row in rows:
         values = {name: value for name, value in row.items() if name != "delay"}

@@ -11,7 +11,6 @@ from rocket_sink.wire.connection import (
     Answered,
     Connection,
     PeerRequest,
-    Pending,
     UnexpectedAnswer,
     Violation,
     free_opaque,
@@ -24,18 +23,18 @@ from .feeding import binary_frame, whole
 REQUEST = Frame(RequestCode.SEND_MESSAGE_V2, {"b": "topic"}, b"body")
 
 
-def sent(head: bytes, body: bytes = b"body") -> Frame:
+def sent(head, body=b"body"):
     """Return the request that a server reads."""
     (frame,) = whole(head + body)
     return frame
 
 
-def ends(requests: list[Pending]) -> list[tuple[object, bool]]:
+def ends(requests):
     """Return (token, written) of each request."""
     return [(request.token, request.written) for request in requests]
 
 
-def answer_to(frame: Frame, code: int = 0) -> bytes:
+def answer_to(frame, code=0):
     return encode_frame(response_to(frame, code))
 
 
@@ -294,7 +293,7 @@ class TestGroups:
     """`open_group`: many requests share one token, and each leaves the table once."""
 
     @staticmethod
-    def answers(opaques: list[int], **other: str) -> bytes:
+    def answers(opaques, **other):
         fields = {"msgId": "7F" * 16, "queueId": "3", "queueOffset": "77", **other}
         frames = (Frame(0, fields, opaque=opaque, flag=1) for opaque in opaques)
         return b"".join(map(encode_frame, frames))

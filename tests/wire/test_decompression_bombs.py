@@ -1,8 +1,6 @@
 """The memory of one answer's messages is bounded, however well they are compressed."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ MIB = 1 << 20
 KINDS = list(CompressionType)
 
 
-def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> bytes:
+def bomb(kind, size, key="k", offset=0):
     """Return a stored message whose body of zeros inflates to `size` bytes."""
     message = StoredMessage(
         "t", b"", queue_offset=offset, sys_flag=kind.sys_flag,
@@ -34,7 +32,7 @@ def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> b
     return encode_stored(message, stored_body=compress(bytes(size), kind))
 
 
-def inner_bomb(offset: int = 0) -> tuple[bytes, int]:
+def inner_bomb(offset=0):
     """Return an inner batch of under 1 kB, and the number of its messages."""
     count = 8 * MIB // len(encode_inner(b"", ""))
     batch = compress(encode_inner(b"", "") * count, CompressionType.ZSTD, 19)
@@ -43,7 +41,7 @@ def inner_bomb(offset: int = 0) -> tuple[bytes, int]:
     return encode_stored(message, stored_body=batch), count
 
 
-def pull_answer(body: bytes) -> Frame:
+def pull_answer(body):
     return Frame(0, {"nextBeginOffset": "1000000", "minOffset": "0", "maxOffset": "9"}, body)
 
 
@@ -60,7 +58,7 @@ def test_what_is_not_wanted_is_not_inflated(kind):
     """A look-up may return other messages with the same hash; a broker may send anything."""
     answer = bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine")
 
-    def wanted(properties: Any) -> bool:
+    def wanted(properties):
         return bool(properties["KEYS"] == "mine")
 
     with memory_below(2 * MIB):
@@ -85,7 +83,7 @@ def test_answers_that_are_kept_together_share_an_allowance(is_inner):
         decode_stored(answer, allowance=allowance)
 
 
-def _decode_answer(frame: Frame) -> list[StoredMessage]:
+def _decode_answer(frame):
     return decode_stored(frame.body)
 
 
@@ -104,7 +102,7 @@ def test_looking_for_one_id_among_inner_batches_ends():
         decode_stored(data * 10_000, wanted=lambda properties: False, bodies=False)
 
 
-def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
+def pulled(pages, end):
     """Yield all messages to a reader that asks again from where the last answer ended."""
     begin = 0
     while begin < end:

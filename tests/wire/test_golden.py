@@ -9,7 +9,6 @@ import random
 import subprocess
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -41,7 +40,7 @@ SOURCE = Path(__file__).parent / "golden" / "Golden.java"
 SEED = os.environ.get("ROCKET_SINK_GOLDEN_SEED", "2026")
 
 
-def run_java(argument: str, lines: str = "") -> list[list[str]]:
+def run_java(argument, lines=""):
     from rocket_sink.cluster import find_java, resolve_jars
 
     jars = os.pathsep.join(map(str, resolve_jars()))
@@ -64,23 +63,23 @@ def golden(request):
     return cases
 
 
-def octets(field: str) -> bytes | None:
+def octets(field):
     return None if field == "-" else bytes.fromhex(field[1:])
 
 
-def text(field: str) -> Any:
+def text(field):
     data = octets(field)
     return None if data is None else data.decode()
 
 
-def mapping(field: str) -> Any:
+def mapping(field):
     if field == "-":
         return None
     pairs = (pair.split("=") for pair in field[1:].split(",") if pair)
     return {text(name): text(value) for name, value in pairs}
 
 
-def described(fields: list[str]) -> Frame:
+def described(fields):
     code, opaque, flag, version, language, remark, ext, body = fields
     return Frame(
         int(code), mapping(ext) or None, octets(body) or None, int(opaque), int(flag),

@@ -15,7 +15,7 @@ from rocket_sink.wire.properties import (
 )
 
 
-def wire(text: str) -> str:
+def wire(text):
     """Write `|` for the byte between name and value, and `;` for the byte after a pair."""
     return text.replace("|", "\x01").replace(";", "\x02")
 

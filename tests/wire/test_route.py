@@ -112,7 +112,7 @@ def test_c74_routes_that_leave_nothing_to_write_to(route, master, writable):
     assert decoded.queues[0].writable == writable
 
 
-def body(**fields: object) -> bytes:
+def body(**fields):
     queue = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     return json.dumps({"queueDatas": [queue | fields], "brokerDatas": []}).encode()
 

@@ -14,7 +14,7 @@ HALF = StoredMessage("t", b"half", properties={"PGROUP": "g", "UNIQ_KEY": "U", "
 CHECK_EXT = {"tranStateTableOffset": "5", "commitLogOffset": "77", "msgId": "M", "bname": "b"}
 
 
-def check(message: StoredMessage, ext: dict[str, str]) -> Frame:
+def check(message, ext):
     return Frame(RequestCode.CHECK_TRANSACTION_STATE, ext, encode_stored(message))
 
 

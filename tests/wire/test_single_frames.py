@@ -23,11 +23,11 @@ TEXTS = st.one_of(
 )
 
 
-def template(**other: Any) -> SendTemplate:
+def template(**other):
     return SendTemplate(producer_group="g", topic="topic", **other)
 
 
-def by_heads(messages: SingleMessages, send_template: SendTemplate, first: int) -> bytes:
+def by_heads(messages, send_template, first):
     """Return the same frames, written by `SendTemplate.head`."""
     parts = []
     for n, body in enumerate(messages.body.to_pylist()):
@@ -40,7 +40,7 @@ def by_heads(messages: SingleMessages, send_template: SendTemplate, first: int) 
     return b"".join(parts)
 
 
-def frames(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
+def frames(messages, made, first):
     buffer = messages.frames(
         made, first_opaque=first, queue_id=3, born_ms=1234567, broker_name="b-1"
     )

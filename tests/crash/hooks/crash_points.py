@@ -12,9 +12,8 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 WAIT_S: Final = 900.0
@@ -25,7 +24,7 @@ class Planted(Exception):
     """The error of a process that `go` lets fail."""
 
 
-def passing(ledger: str, point: str) -> None:
+def passing(ledger, point):
     """Stop here if this point is armed for the query that writes to this ledger."""
     if not ledger:
         return
@@ -43,14 +42,14 @@ def passing(ledger: str, point: str) -> None:
         _wait(cell)
 
 
-def _passed(cell: Path) -> int:
+def _passed(cell):
     """Count the passes of the point by all processes: a worker may never see a second task."""
     with (cell / "passed").open("ab", buffering=0) as file:
         file.write(b".")
         return file.tell()
 
 
-def _wait(cell: Path) -> None:
+def _wait(cell):
     import psutil
 
     daemon = psutil.Process(os.getppid())
@@ -67,15 +66,13 @@ def _wait(cell: Path) -> None:
         raise Planted("the crash harness made this task fail")
 
 
-def _around(
-    owner: Any, name: str, point: str, ledger: Callable[..., str], *, after: bool = False
-) -> None:
+def _around(owner, name, point, ledger, *, after=False):
     inner = getattr(owner, name)
     # Fail here rather than in each task, if the function has other parameters by now.
     inspect.signature(ledger).bind(*inspect.signature(inner).parameters)
 
     @functools.wraps(inner)
-    def outer(*args: Any, **named: Any) -> Any:
+    def outer(*args, **named):
         if after:
             result = inner(*args, **named)
             passing(ledger(*args), point)
@@ -86,7 +83,7 @@ def _around(
     setattr(owner, name, outer)
 
 
-def install() -> None:
+def install():
     """Wrap the functions; each line is a moment of `schedule`."""
     from rocket_sink.ledger.driver import fold
     from rocket_sink.ledger.transport import spool
@@ -95,13 +92,13 @@ def install() -> None:
     from rocket_sink.spark.backfill import resend
     from rocket_sink.task import task, totals
 
-    def of_request(body: Any, request: Any) -> str:
+    def of_request(body, request):
         return body.options.ledger if request is not None else ""
 
-    def of_own(own: Any, *_: Any) -> str:
+    def of_own(own, *_):
         return own.options.ledger
 
-    def of_seal(own: Any) -> str:
+    def of_seal(own):
         ctx = own._ctx
         task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
         return own._place.uri if task_of_lane else ""
@@ -118,11 +115,11 @@ def install() -> None:
     _wrap_fold(fold._Folder)
 
 
-def _wrap_fold(folder: Any) -> None:
+def _wrap_fold(folder):
     begin = folder.__init__
 
     @functools.wraps(begin)
-    def outer(self: Any, *args: Any) -> None:
+    def outer(self, *args):
         begin(self, *args)
         self._step = lambda step: passing(self._place.uri, f"fold:{step}")
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ _SHIP, _CANARY = "ship", "canary"
 _NAMES = (*(case.name for case in play.CASES), _SHIP, _CANARY)
 
 
-def main() -> int:
+def main():
     """Run the command and return its exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser("tests.hosts.standalone")
     parser.add_argument("--only", action="append", choices=_NAMES)
@@ -41,7 +40,7 @@ def main() -> int:
     world.enter("tests.hosts.standalone")
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def say(text):
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     results = _play(wanted, say, options.out, short=options.short)
@@ -54,14 +53,12 @@ def main() -> int:
     return int(any(part.get("broken") for part in parts))
 
 
-def _play(
-    wanted: Sequence[str], say: Callable[[str], None], out: Path, *, short: bool
-) -> dict[str, Any]:
+def _play(wanted, say, out, *, short):
     results: dict[str, Any] = {"version": DEFAULT_VERSION, "cases": []}
     older = json.loads(out.read_text()) if out.exists() and not short else {}
     results |= {name: older[name] for name in (_SHIP, _CANARY) if name in older}
 
-    def keep() -> None:
+    def keep():
         if not short:
             tables.store(out, results, whole=wanted is _NAMES)
 
@@ -84,7 +81,7 @@ def _play(
     return results
 
 
-def _tell(case: dict[str, Any], say: Callable[[str], None]) -> None:
+def _tell(case, say):
     for lane, row in case["rows"].items():
         counts = {name: row[name] for name in ("stored", *page.COLUMNS)}
         say(f"  {lane:14} {counts} {'; '.join(row['broken']) or 'held'}")

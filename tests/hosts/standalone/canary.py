@@ -12,11 +12,9 @@ import base64
 import gzip
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,11 +33,11 @@ class Keys:
     secret_key: str
 
     @classmethod
-    def made(cls) -> Keys:
+    def made(cls):
         return cls(f"canary{secrets.token_hex(12)}", f"canary{secrets.token_hex(12)}")
 
 
-def play(say: Callable[[str], None]) -> dict[str, Any]:
+def play(say):
     """Run all lanes twice and search. The result's `held` is a sentence."""
     right, wrong = Keys.made(), Keys.made()
     began_s = time.time()
@@ -70,7 +68,7 @@ def play(say: Callable[[str], None]) -> dict[str, Any]:
     return {**findings, "held": "; ".join(broken) or "the keys are in none", "broken": broken}
 
 
-def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
+def _run(at, name, keys):
     folder = SHARED / name
     report = folder / "report.json"
     plan = {
@@ -88,10 +86,7 @@ def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
     return at.told(report)
 
 
-def search(
-    folders: Iterable[Path], words: Mapping[str, str], *, controls: Mapping[str, str],
-    since_s: float,
-) -> dict[str, Any]:  # fmt: skip
+def search(folders, words, *, controls, since_s):
     """Find the files that have one of the words.
 
     Args:
@@ -126,7 +121,7 @@ def search(
     return {"files": files, "megabytes": round(size / 1e6, 1), "broken": broken}
 
 
-def _forms(word: str) -> list[bytes]:
+def _forms(word):
     """Return the encodings of a word. Base64 has three forms, by the word's place in the text."""
     raw = word.encode()
     forms = [raw, word.encode("utf-16-le"), raw.hex().encode(), raw.hex().upper().encode()]
@@ -137,7 +132,7 @@ def _forms(word: str) -> list[bytes]:
     return forms
 
 
-def _texts(path: Path) -> Iterator[bytes]:
+def _texts(path):
     """Yield the texts of a file, decompressed for known formats."""
     data = path.read_bytes()
     yield data

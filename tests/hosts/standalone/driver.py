@@ -23,7 +23,7 @@ FILES_PER_EPOCH = 4
 _TRIES = 6
 
 
-def _in_epochs(spark: Any, source: Path) -> Any:
+def _in_epochs(spark, source):
     reader = spark.readStream.schema(lanes.read(spark, source).schema)
     return reader.option("maxFilesPerTrigger", FILES_PER_EPOCH).parquet(str(source))
 
@@ -31,9 +31,7 @@ def _in_epochs(spark: Any, source: Path) -> Any:
 lanes.read_stream = _in_epochs
 
 
-def _run(
-    spark: Any, lane: dict[str, Any], plan: dict[str, Any], found: dict[str, dict[str, Any]]
-) -> None:
+def _run(spark, lane, plan, found):
     # Spark looks a data source up in the thread's own session only.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     run = next(known_lane.run for known_lane in lanes.LANES if known_lane.name == lane["name"])
@@ -60,7 +58,7 @@ def _run(
     found[lane["name"]] = {"ended": has_ended, "errors": errors, "epochs": epochs}
 
 
-def main(plan: dict[str, Any]) -> None:
+def main(plan):
     conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
     spark = build_session("rocket-sink-hosts", master=plan["master"], conf={**plan["conf"], **conf})
     register(spark)

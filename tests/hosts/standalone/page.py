@@ -1,8 +1,6 @@
 """The part of docs/clusters.md about standalone clusters, made from the results."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.hosts import tables
 from tests.hosts.standalone.play import CASES
@@ -16,7 +14,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def section(results: Mapping[str, Any]) -> str:
+def section(results):
     """Return the part of docs/clusters.md."""
     rows = []
     order = [case.name for case in CASES]

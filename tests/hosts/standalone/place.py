@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ import psutil
 import pyspark
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from rocket_sink.cluster.conf import Secrets
 from rocket_sink.errors import NameServerUnavailableError, UnknownOutcomeError
 from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes
-from tests.hosts.bed import DISK, Bed, Host, await_port
+from tests.hosts.bed import DISK, await_port
 from tests.jvms import SMALL_PLANS, SPARK, java_options
 
 SHARED = Path("/run/shared")
@@ -56,10 +55,7 @@ class Standalone:
         imports: PYTHONPATH of Spark's processes on the workers; the repository by default.
     """
 
-    def __init__(
-        self, bed: Bed, say: Callable[[str], None], *, secrets: Secrets | None = None,
-        imports: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, bed, say, *, secrets=None, imports=None):
         self.master = bed.host("master")
         self.workers = [bed.host("worker-0"), bed.host("worker-1")]
         self.drivers = [bed.host("driver-0"), bed.host("driver-1")]
@@ -93,24 +89,24 @@ class Standalone:
         self._servers = (server, *started)
         self.driver: subprocess.Popen[bytes] | None = None
 
-    def close(self) -> None:
+    def close(self):
         """Kill the servers, which would outlive their hosts."""
         for server in self._servers:
             server.kill()
 
-    def admin(self) -> Admin:
+    def admin(self):
         return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
 
     @retry(
         stop=stop_after_delay(_PATIENCE_S), wait=wait_fixed(0.3), reraise=True,
         retry=retry_if_exception_type((NameServerUnavailableError, UnknownOutcomeError)),
     )  # fmt: skip
-    def stored(self, topic: str) -> int:
+    def stored(self, topic):
         """Count the messages of a topic. Ask again while a busy machine does not answer."""
         with self.admin() as tool:
             return tool.count(topic)
 
-    def _spark(self, host: Host, role: str, *arguments: str) -> None:
+    def _spark(self, host, role, *arguments):
         """Start a daemon like sbin/start-master.sh or -worker.sh, which PyPI's package lacks."""
         environ = {
             **spark_environ(host), "SPARK_WORKER_DIR": str(DISK / "work"),
@@ -125,12 +121,12 @@ class Standalone:
                 env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
-    def start_worker(self, host: Host) -> None:
+    def start_worker(self, host):
         self._spark(
             host, "worker.Worker", "--webui-port", "0", "--cores", "3", "--memory", "700m", self.url
         )
 
-    def start_driver(self, number: int, plan: Mapping[str, Any]) -> None:
+    def start_driver(self, number, plan):
         """Start `tests.hosts.standalone.driver` with the plan on its standard input."""
         host = self.drivers[number]
         own_plan = {**plan, "master": self.url, "host": host.address}
@@ -144,7 +140,7 @@ class Standalone:
         self.driver.stdin.write(json.dumps(own_plan).encode())
         self.driver.stdin.close()
 
-    def await_driver(self, check: Callable[[], bool], timeout_s: float = 420.0) -> None:
+    def await_driver(self, check, timeout_s=420.0):
         """Wait until `check` is true while the driver runs.
 
         Raises:
@@ -159,7 +155,7 @@ class Standalone:
                 raise AssertionError(f"the driver {'ended' if has_ended else 'hangs'}: {text}")
             time.sleep(0.3)
 
-    def told(self, report: Path) -> dict[str, Any]:
+    def told(self, report):
         """Wait for the driver's report and return it by lane."""
         self.await_driver(report.exists)
         assert self.driver is not None
@@ -167,15 +163,15 @@ class Standalone:
         found: dict[str, Any] = json.loads(report.read_text())
         return found
 
-    def executors(self, host: Host) -> list[psutil.Process]:
+    def executors(self, host):
         return _running(host, "CoarseGrainedExecutorBackend")
 
-    def python_workers(self, host: Host) -> list[psutil.Process]:
+    def python_workers(self, host):
         """Return the Python workers, without the daemons that fork them."""
         workers = _running(host, "pyspark.daemon")
         return [process for process in workers if (process.parent() or process) in workers]
 
-    def executors_begun(self) -> int:
+    def executors_begun(self):
         """Count the executors that the workers have started since their disks were new."""
         count = 0
         for worker in self.workers:
@@ -184,48 +180,48 @@ class Standalone:
 
     # --- faults -----------------------------------------------------------------------------
 
-    def kill_python_worker(self, plan: Mapping[str, Any]) -> None:
+    def kill_python_worker(self, plan):
         for worker in self.workers:
             for process in self.python_workers(worker)[:2]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    def kill_executor(self, plan: Mapping[str, Any]) -> None:
+    def kill_executor(self, plan):
         for process in self.executors(self.workers[0]):
             process.kill()
 
-    def kill_worker(self, plan: Mapping[str, Any]) -> None:
+    def kill_worker(self, plan):
         """Kill Spark's worker process, with which its executor ends, and start a new one later."""
         for process in _running(self.workers[0], "worker.Worker"):
             process.kill()
         time.sleep(5)
         self.start_worker(self.workers[0])
 
-    def slow_worker(self, plan: Mapping[str, Any]) -> None:
+    def slow_worker(self, plan):
         """Slow a worker, so that its tasks take longer than those of the other host."""
         self.workers[0].impair(delay_ms=400)
         time.sleep(20)
         self.workers[0].heal()
 
-    def kill_worker_host(self, plan: Mapping[str, Any]) -> None:
+    def kill_worker_host(self, plan):
         """Kill a worker's host; its tasks repeat on the other host. Boot it again later."""
         self.workers[0].kill()
         time.sleep(10)
         self.workers[0].boot()
         self.start_worker(self.workers[0])
 
-    def kill_driver(self, plan: Mapping[str, Any]) -> None:
+    def kill_driver(self, plan):
         """Pull the driver's plug, and begin again on another host."""
         self.drivers[0].kill()
         self.start_driver(1, plan)
 
-    def revive(self) -> None:
+    def revive(self):
         for host in self.drivers:
             if not host.running:
                 host.boot()
 
 
-def spark_environ(host: Host) -> dict[str, str]:
+def spark_environ(host):
     """Return the environment of a Spark process on a host, without paths of the repository."""
     environ = {
         **os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address,
@@ -236,7 +232,7 @@ def spark_environ(host: Host) -> dict[str, str]:
     return environ
 
 
-def _running(host: Host, word: str) -> list[psutil.Process]:
+def _running(host, word):
     matches = []
     for process in host.processes():
         # A process may end while this loop looks at it.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.crash import ledger_log
-from tests.crash.judge import Accounts, Copy, Epoch, Row, Verdict, judge
+from tests.crash.judge import Accounts, Copy, Epoch, judge
 from tests.hosts.bed import DISK
 from tests.hosts.standalone.driver import FILES_PER_EPOCH
 from tests.hosts.standalone.place import CONF, SHARED, Standalone
@@ -49,7 +49,7 @@ class Case:
     is_ledger_own: bool = False
 
 
-def _nothing(at: Standalone, plan: Mapping[str, Any]) -> None:
+def _nothing(at, plan):
     """Make no fault."""
 
 
@@ -87,7 +87,7 @@ SHORT = ("worker_host_once",)
 SHORT_LANES = ("foreach", "source_stream")
 
 
-def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, Any]:
+def play(at, case, names=LANES):
     """Run lanes through a case."""
     at.revive()
     executors = at.executors_begun()
@@ -132,10 +132,7 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
             "executors": at.executors_begun() - executors, "rows": rows}  # fmt: skip
 
 
-def make_lanes(
-    at: Standalone, folder: Path, prefix: str, names: Sequence[str],
-    own_ledgers: Path | None = None,
-) -> list[dict[str, str]]:  # fmt: skip
+def make_lanes(at, folder, prefix, names, own_ledgers=None):
     """Make a topic and a source for each lane, and return the lanes for a driver's plan. Ledgers
     are in `own_ledgers`, else beside the source in the folder that all hosts share."""
     lanes = [
@@ -150,15 +147,15 @@ def make_lanes(
     return lanes
 
 
-def _break(at: Standalone, case: Case, plan: Mapping[str, Any], report: Path) -> int:
+def _break(at, case, plan, report):
     """Apply the fault until it has interrupted each lane. Return the number of faults."""
     waiting = {lane["topic"] for lane in plan["lanes"]}
     faults = 0
 
-    def begun() -> set[str]:
+    def begun():
         return {topic for topic in waiting if at.stored(topic) > _ROWS}
 
-    def ready() -> bool:
+    def ready():
         return report.exists() or (begun() == waiting if case.once else bool(begun()))
 
     while waiting:
@@ -171,7 +168,7 @@ def _break(at: Standalone, case: Case, plan: Mapping[str, Any], report: Path) ->
     return faults
 
 
-def _repeats(ledger: Path) -> dict[str, int]:
+def _repeats(ledger):
     """Count the tasks that ran more than once, and those whose rows two hosts have sent.
 
     A killed attempt may have left no row; then the number of the next attempt shows it.
@@ -193,7 +190,7 @@ def _repeats(ledger: Path) -> dict[str, int]:
     }
 
 
-def _rows(lane: str) -> list[list[Row]]:
+def _rows(lane):
     """Return rows by file. A key is in one file of an epoch, so tasks do not wait for others."""
     together = _FILES if lane in _BATCHES else FILES_PER_EPOCH
     return [
@@ -205,7 +202,7 @@ def _rows(lane: str) -> list[list[Row]]:
     ]  # fmt: skip
 
 
-def _write(source: Path, files: Sequence[Sequence[Row]]) -> None:
+def _write(source, files):
     source.mkdir(parents=True)
     for file, rows in enumerate(files):
         columns = {
@@ -219,9 +216,7 @@ def _write(source: Path, files: Sequence[Sequence[Row]]) -> None:
         os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
 
 
-def _judged(
-    at: Standalone, lane: Mapping[str, str], ledger: Path, told: Mapping[str, Any]
-) -> Verdict:
+def _judged(at, lane, ledger, told):
     copies = [
         Copy(
             ledger_log.row_of(message.body or b""), message.message_id,

@@ -8,11 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +19,7 @@ import pyspark
 from platformdirs import user_cache_path
 
 from tests.crash import ledger_log
-from tests.hosts.bed import DISK, Bed, Host
+from tests.hosts.bed import DISK, Bed
 from tests.hosts.standalone.place import CONF, SHARED, SPARK_HOME, Standalone, spark_environ
 from tests.java_client import read_with_java
 from tests.jvms import delta_package
@@ -65,7 +64,7 @@ WAYS = (
 )  # fmt: skip
 
 
-def prepare() -> None:
+def prepare():
     """Make a wheel and an archive of an environment with all dependencies, as the page says.
 
     Python runs with `-I`: otherwise pip would find packages on PYTHONPATH and install nothing.
@@ -83,7 +82,7 @@ def prepare() -> None:
     _run(pack, "-q", "-p", _ENVIRONMENT, "-o", _ARCHIVE, "--compress-level", "1")
 
 
-def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
+def play(say):
     """Play each way and lane and return their results."""
     results = []
     with Bed() as bed, closing(Standalone(bed, say, imports="")) as at:
@@ -110,7 +109,7 @@ def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
 _NOTHING = Way("nothing: the driver alone has it", f"{_BARE}/bin/python", driver=sys.executable)
 
 
-def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
+def _stream(at, way, lane, number):
     topic = f"ship-{number}-{lane}"
     folder = SHARED / topic
     with at.admin() as tool:
@@ -176,7 +175,7 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write(source: Path) -> list[bytes]:
+def _write(source):
     source.mkdir(parents=True)
     bodies = []
     for file in range(_FILES):
@@ -190,19 +189,19 @@ def _write(source: Path) -> list[bytes]:
     return bodies
 
 
-def _wheel() -> Path:
+def _wheel():
     (wheel,) = _MADE.glob("rocket_sink-*.whl")
     return wheel
 
 
-def _bare(folder: Path) -> None:
+def _bare(folder):
     """Make a Python with the dependencies and without rocket-sink."""
     _run(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "others.pth").write_text(f"{_OTHERS}\n")
 
 
-def _install(host: Host) -> None:
+def _install(host):
     """Make a Python on this host, into which its owner has installed the wheel."""
     home = str(DISK / "installed")
     host.run([sys.executable, "-m", "venv", home], timeout_s=300)
@@ -214,5 +213,5 @@ def _install(host: Host) -> None:
     host.run([_INSTALLED, "-c", code])
 
 
-def _run(*command: object) -> None:
+def _run(*command):
     subprocess.run([str(word) for word in command], check=True)

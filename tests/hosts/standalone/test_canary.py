@@ -2,7 +2,6 @@
 
 import base64
 import gzip
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +12,7 @@ from tests.hosts.standalone.canary import search
 KEY = "canary0123456789abcdef"
 
 
-def _found(folder: Path, **controls: str) -> list[str]:
+def _found(folder, **controls):
     result = search([folder], {"the key": KEY}, controls=controls, since_s=0)
     return sorted({text.partition(": ")[0] for text in result["broken"]})
 

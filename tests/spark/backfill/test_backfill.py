@@ -48,14 +48,14 @@ class Desk(NamedTuple):
     options: SinkOptions
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self):
         return Ledger(self.options.ledger)
 
-    def backfill(self, source: Any = None, **selection: Any) -> Backfill:
+    def backfill(self, source=None, **selection):
         options = self.options if source is None else source.options
         return Backfill(self.spark, options, Selection(**selection), source)
 
-    def run(self, source: Any = None, **selection: Any) -> tuple[Plan, Resent]:
+    def run(self, source=None, **selection):
         work = self.backfill(source, **selection)
         plan = work.plan(sample=0)
         progress = [0]
@@ -63,11 +63,11 @@ class Desk(NamedTuple):
         assert progress[-1] == plan.selected, "the progress counts letters, down to the last one"
         return plan, sent
 
-    def with_(self, **changes: Any) -> Any:
+    def with_(self, **changes):
         """Return the same desk with other options."""
         return self._replace(options=self.options.with_(**changes))
 
-    def write_letters(self, count: int, **columns: Any) -> list[str]:
+    def write_letters(self, count, **columns):
         """Write dead letters to the driver's ledger; return their ids."""
         values = {
             "body": pa.array([f"body {n}".encode() for n in range(count)]),
@@ -79,31 +79,31 @@ class Desk(NamedTuple):
         self.ledger.append(self.spark, *batches)
         return [number for batch in batches for number in batch["letter_id"].to_pylist()]
 
-    def send(self, *messages: tuple[str, str, str]) -> None:
+    def send(self, *messages):
         """Send messages (body, id, key) to the topic, as an earlier process did."""
         with Producer(self.options) as producer:
             for body, number, key in messages:
                 producer.send(Message(TOPIC, body.encode(), sharding_key=key, message_id=number))
 
-    def bodies(self) -> list[str]:
+    def bodies(self):
         return sorted(message.body.decode() for message in self.cluster.messages(TOPIC))
 
-    def source(self, frame: Any, name: str = "in", **more: Any) -> Table:
+    def source(self, frame, name="in", **more):
         """Return a frame as the rows of a table, which go to the topic."""
         return Table(frame, name, self.options.with_(topic=TOPIC), **more)
 
-    def table(self, rows: list[tuple[Any, ...]], name: str = "rows") -> Table:
+    def table(self, rows, name="rows"):
         frame = self.spark.createDataFrame(rows, "payload string, who string, n int")
         mapped = self.with_(columns="body=payload, sharding_key=who", orderBy="n")
         return mapped.source(frame.repartition(3), name)
 
-    def pending(self, source: Table) -> Any:
+    def pending(self, source):
         """Return the frame of the table's rows that are not sent yet."""
         letters = source.pending(self.spark, self.ledger, Selection())
         assert letters is not None
         return letters
 
-    def kill_after_mark(self, source: Table) -> Any:
+    def kill_after_mark(self, source):
         """Mark the table's first row, as a backfill did that was killed then; return the row."""
         row = self.pending(source).orderBy("_place").head()
         self.ledger.create(self.spark)
@@ -120,7 +120,7 @@ def desk(spark, cluster, tmp_path):
     return Desk(spark, cluster, options)
 
 
-def marks(letter: str, number: str, *ends: tuple[str, str]) -> list[pa.RecordBatch]:
+def marks(letter, number, *ends):
     """Return the marks of earlier backfills on a letter: one for each end, or of a killed one."""
     names = {"letter_id": [letter], "topic": [TOPIC], "message_id": [number]}
     rows = []
@@ -307,7 +307,7 @@ class TestDeadLetters:
         command = ("backfill", "-l", desk.options.ledger, "-n", desk.cluster.name_server)
         output, over = io.StringIO(), threading.Event()
 
-        def leave_once_waited_for() -> None:
+        def leave_once_waited_for():
             while "waits for another backfill" not in output.getvalue() and not over.wait(0.01):
                 pass
             first.__exit__(None, None, None)
@@ -418,10 +418,10 @@ class TestTables:
     def test_rows_that_spark_reads_with_other_types_are_not_sent_again(self, desk, tmp_path):
         """A new folder turns all partition values into texts; a new first file reorders columns."""
 
-        def source(**schema: str) -> Table:
+        def source(**schema):
             return desk.source(desk.spark.read.json(str(tmp_path / "in"), **schema))
 
-        def put(folder: str, text: str) -> None:
+        def put(folder, text):
             file = tmp_path / "in" / folder / "part.json"
             file.parent.mkdir(parents=True)
             file.write_text(text)
@@ -444,7 +444,7 @@ class TestTables:
     def test_texts_are_other_times_in_another_zone(self, desk, tmp_path):
         (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
 
-        def source() -> Table:
+        def source():
             reader = desk.spark.read.schema("body STRING, at TIMESTAMP")
             return desk.source(reader.json(str(tmp_path / "in.json")), is_text=True)
 

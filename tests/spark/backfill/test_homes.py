@@ -1,6 +1,6 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KEYS = [f"key-{n}" for n in range(32)]
 
 
-def java_hash(text: str) -> int:
+def java_hash(text):
     """Return String.hashCode(), written once more for the test."""
     value = 0
     for character in text:
@@ -26,7 +26,7 @@ def java_hash(text: str) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
-def home(key: str, queues: int = 4) -> tuple[str, int]:
+def home(key, queues=4):
     """Return SelectMessageQueueByHash's choice from the queues of broker-a, then broker-b."""
     index = abs(java_hash(key)) % (2 * queues)
     return ("broker-a" if index < queues else "broker-b"), index % queues
@@ -42,25 +42,25 @@ class World(NamedTuple):
     cluster: FakeCluster
     given: SinkOptions
 
-    def query(self, ctx: RunContext = QUERY, **changes: Any) -> None:
+    def query(self, ctx=QUERY, **changes):
         """Run an epoch of the query, which pins the topic's queues."""
         columns = {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}
         assert run_task(self.given.with_(**changes), ctx, columns).acked == len(KEYS)
 
-    def options(self, **changes: Any) -> SinkOptions:
+    def options(self, **changes):
         return backfill_options(self.given.with_(topic="", ordering="none", **changes))
 
-    def backfill(self, batch: pa.RecordBatch, **more: Any) -> Any:
+    def backfill(self, batch, **more):
         """Run a task of a backfill; return its totals and its spool."""
         return Bed(self.cluster, self.options()).send(batch, **more)
 
-    def waiting(self, options: SinkOptions) -> list[dict[str, Any]]:
+    def waiting(self, options):
         """Return which letters a plan expects to wait."""
         columns = ["query_id", "topic", "sharding_key", "queue_id", "broker_name"]
         [batch] = waiting_of(options, [letters(KEYS).select(columns)])
         return batch.to_pylist()
 
-    def stored(self, begin: bytes = b"body") -> dict[str, set[tuple[str, int]]]:
+    def stored(self, begin=b"body"):
         """Return {key: its places} of the messages whose bodies have this beginning."""
         places: dict[str, set[tuple[str, int]]] = {}
         for broker in self.cluster.brokers:
@@ -70,7 +70,7 @@ class World(NamedTuple):
                     places.setdefault(key, set()).add((broker.name, message.queue_id))
         return places
 
-    def remove(self, broker: str, *, back: bool = False) -> None:
+    def remove(self, broker, *, back=False):
         """Take a broker out of the route, or let it come back."""
         self.cluster.broker(broker).is_master = back
 

@@ -3,7 +3,6 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ from rocket_sink.spark.backfill.resend import Resender, Resent, send_partition
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.stored import StoredMessage
 from tests.ledger.values import spool_rows
 
 TOPIC = "t"
@@ -45,37 +43,37 @@ TYPES = {
 
 
 class Spool:
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows: list[dict[str, Any]] = []
         self.durable: list[dict[str, int]] = []
         self._fresh: list[dict[str, Any]] = []
 
-    def append(self, *batches: pa.RecordBatch) -> None:
+    def append(self, *batches):
         for batch in batches:
             self.rows += batch.to_pylist()
             self._fresh += batch.to_pylist()
 
-    def sync(self) -> None:
+    def sync(self):
         fresh, self._fresh = self._fresh, []
         kinds = Counter(row["kind"] for row in fresh if row["kind"] in (BACKFILL, RESOLUTION))
         self.durable.append(dict(kinds))
 
-    def marks(self) -> dict[str, list[tuple[str, str | None]]]:
+    def marks(self):
         found: dict[str, list[tuple[str, str | None]]] = {}
         for row in self.rows:
             if row["kind"] == BACKFILL:
                 found.setdefault(row["letter_id"], []).append((row["outcome"], row["error_code"]))
         return found
 
-    def resolved(self) -> set[str]:
+    def resolved(self):
         return {row["letter_id"] for row in self.rows if row["kind"] == RESOLUTION}
 
-    def kinds(self) -> set[str]:
+    def kinds(self):
         """Return the kinds of rows except isolations, which a busy machine may cause."""
         return {row["kind"] for row in self.rows} - {ISOLATION}
 
 
-def letters(keys: Sequence[str | None], **columns: list[Any]) -> pa.RecordBatch:
+def letters(keys, **columns):
     count = len(keys)
     values: dict[str, Any] = {
         "letter_id": [f"letter-{n}" for n in range(count)],
@@ -101,13 +99,11 @@ class Bed(NamedTuple):
     cluster: FakeCluster
     options: SinkOptions
 
-    def with_(self, **changes: Any) -> Any:
+    def with_(self, **changes):
         """Return the same cluster, with other options of the backfill."""
         return self._replace(options=self.options.with_(**changes))
 
-    def send(
-        self, *batches: pa.RecordBatch, spool: Any = None, chunk: int = resend.CHUNK, **more: Any
-    ) -> tuple[Resent, Any]:
+    def send(self, *batches, spool=None, chunk=resend.CHUNK, **more):
         """Send the letters in a task, chunk by chunk; return its totals and its spool."""
         kept, engine = spool or Spool(), SendEngine(self.options, shared=None)
         with patch.object(resend, "CHUNK", chunk), closing(engine):
@@ -116,10 +112,10 @@ class Bed(NamedTuple):
                 resender.send(batch)
         return resender.total, kept
 
-    def stored(self, topic: str = TOPIC) -> list[StoredMessage]:
+    def stored(self, topic=TOPIC):
         return self.cluster.messages(topic)
 
-    def asked(self, field: str) -> set[str]:
+    def asked(self, field):
         """Return this field of all look-ups, without those that only wake a broker."""
         asked = [frame.ext or {} for frame in self.cluster.requests(RequestCode.QUERY_MESSAGE)]
         return {fields[field] for fields in asked if fields["key"] != "-"}
@@ -247,8 +243,8 @@ class TestWhatMayBeStored:
         """If each took its own round trip, the 2,000 letters of a chunk would take seconds."""
         asked, answered, most = [0], [0], [0]
 
-        def counted(pump: Any, address: str, topic: str, one: str, done: Any, **more: Any) -> None:
-            def ended(*result: Any) -> None:
+        def counted(pump, address, topic, one, done, **more):
+            def ended(*result):
                 answered[0] += 1
                 done(*result)
 
@@ -321,7 +317,7 @@ class TestWhatAConsumerGaveUp:
 class TestTheBrokerThatDidNotAnswer:
     """The broker may have letters of unknown outcome; a killed one is in no route for a while."""
 
-    def letters(self, **columns: list[Any]) -> pa.RecordBatch:
+    def letters(self, **columns):
         batch = letters([None] * 4, open=[True] * 4, **columns)
         return batch.append_column("unknown_at", pa.array(["broker-b"] * 4))
 
@@ -445,7 +441,7 @@ def claim(bed, monkeypatch):
 def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(bed, claim):
     """The notes go to the fold even while the worker lives on for the next task."""
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def batches():
         yield letters(["k"])
         raise ValueError("of what Spark runs before it")
 
