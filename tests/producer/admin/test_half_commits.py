@@ -3,11 +3,12 @@
 import itertools
 import threading
 from dataclasses import asdict
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import DeliveryError
+from rocket_sink.errors import AuthenticationError, DeliveryError, LedgerError
 from rocket_sink.message import Message
 from rocket_sink.net import client
 from rocket_sink.producer.admin import half_commits
@@ -75,6 +76,46 @@ def test_each_queue_is_a_lane_if_order_counts(by_queue, count):
     queues = itertools.product(("t", "u"), ("a", "b"), range(3))
     halves = pa.Table.from_pylist([dict(zip(names, queue, strict=True)) for queue in queues])
     assert len(set(half_commits._lanes(halves, by_queue=by_queue))) == count
+
+
+def test_a_commit_waits_longer_after_each_failure(cluster, make_engine, halves, monkeypatch):
+    engine, waits, counts, checks = make_engine(sendMsgTimeout=3000), [], [], []
+    monkeypatch.setattr(engine, "drive_for", waits.append)
+    cluster.on(RequestCode.END_TRANSACTION, Answer(ResponseCode.SYSTEM_BUSY, "not now"), times=8)
+    more = {"progress": counts.append, "check": checks.append}
+    commits = HalfMessageCommitter(engine, group="halves", ordered=True, since_ms=0, **more)
+    report = commits.commit(halves.slice(0, 1), doubtful=False)
+    # An end that the producer has sent may take one of the answers.
+    assert waits[:7] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1, 1, 1])
+    assert (report.committed, counts, {*checks}) == (1, [1], {0.0, 3.0})
+
+
+@pytest.mark.parametrize("are_new", [True, False])
+def test_new_credentials_are_read_before_a_refusal_is_final(
+    are_new, cluster, make_engine, halves, monkeypatch
+):
+    engine = make_engine()
+    cluster.on(RequestCode.END_TRANSACTION, Answer(1, "check signature failed"))
+    monkeypatch.setattr(engine, "reread_credentials", lambda signed_s: are_new and signed_s > 0)
+    if are_new:
+        assert_all_committed(cluster, committer(engine).commit(halves, doubtful=False))
+        return
+    with pytest.raises(AuthenticationError):
+        committer(engine).commit(halves, doubtful=False)
+
+
+def test_a_lock_that_may_be_lost_ends_a_commit_unwritten(cluster, make_engine, halves, monkeypatch):
+    def check(ahead_s):
+        if ahead_s:
+            raise LedgerError("the lock may be lost")
+
+    engine, abandon = make_engine(), MagicMock()
+    monkeypatch.setattr(engine, "abandon", abandon)
+    commits = committer(engine)
+    commits.check = check
+    with pytest.raises(LedgerError, match="may be lost"):
+        commits.commit(halves, doubtful=False)
+    assert abandon.called and not cluster.messages("orders")
 
 
 def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, together):
