@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from rocket_sink.commands.options import default_text, described
@@ -39,10 +40,20 @@ def markdown_table() -> str:
 
 def _markdown_row(spec: Option) -> str:
     text = described(spec)
-    if spec.java and spec.java.lower() != spec.name.lower():
-        text += f" (Java: `{spec.java}`)"
+    facts = _facts(spec)
+    text += f" ({'; '.join(facts)})" if facts else ""
     default = default_text(spec).replace(",", ", ")  # Lines break at blanks only.
     return f"| `{spec.name}` | {default} | {text} |"
+
+
+def _facts(spec: Option) -> list[str]:
+    """Return the option's bounds, its name in Java and its other names, if it has any."""
+    low, high = (f"{bound:,}" if math.isfinite(bound) else "" for bound in (spec.low, spec.high))
+    bounds = " ".join(part for part in (low and f"from {low}", high and f"to {high}") if part)
+    java = spec.java if spec.java and spec.java.lower() != spec.name.lower() else ""
+    others = ", ".join(f"`{name}`" for name in spec.aliases if name != java)
+    named = java and f"Java: `{java}`", others and f"also {others}"
+    return [fact for fact in (bounds, *named) if fact]
 
 
 def with_options(text: str) -> str:
