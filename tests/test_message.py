@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rocket_sink import errors
+from rocket_sink import message_rules as rules
 from rocket_sink.errors import MessageError, RocketSinkError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import RESERVED_PROPERTIES
@@ -41,7 +42,14 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"flag": 1.5}, "INVALID_FLAG"), ({"flag": True}, "INVALID_FLAG"),
         ({"delay_level": 1.5}, "INVALID_DELAY"), ({"delay_ms": 1.5}, "INVALID_DELAY"),
         ({"delay_ms": "5"}, "INVALID_DELAY"), ({"wait_store": "no"}, "INVALID_FIELD"),
-        ({"wait_store": None}, "INVALID_FIELD"),
+        ({"wait_store": None}, "INVALID_FIELD"), ({"flag": -(2**31) - 1}, "INVALID_FLAG"),
+        ({"priority": -1}, "INVALID_PRIORITY"), ({"priority": 2**31}, "INVALID_PRIORITY"),
+        ({"priority": True}, "INVALID_PRIORITY"), ({"priority": "1"}, "INVALID_PRIORITY"),
+        ({"priority": 1, "delay_ms": 1}, "INVALID_PRIORITY"),
+        ({"priority": 1, "sharding_key": "k"}, "INVALID_PRIORITY"),
+        ({"lite_topic": "l", "sharding_key": "k"}, "INVALID_LITE_TOPIC"),
+        ({"lite_topic": "l" * 65}, "INVALID_LITE_TOPIC"), ({"lite_topic": 5}, "INVALID_LITE_TOPIC"),
+        ({"lite_topic": "a,b"}, "INVALID_LITE_TOPIC"), ({"lite_topic": ""}, "INVALID_LITE_TOPIC"),
     ],
 )  # fmt: skip
 def test_an_illegal_message_cannot_be_made(changes, code):
@@ -51,10 +59,61 @@ def test_an_illegal_message_cannot_be_made(changes, code):
 
 
 @pytest.mark.parametrize(
+    ("changes", "is_single"),
+    [
+        ({"topic": "t" * 127}, False), ({"flag": -(2**31)}, False), ({"flag": 2**31 - 1}, False),
+        ({"delay_level": 18}, True), ({"delay_ms": 0}, True), ({"delay_s": 2**31 - 1}, True),
+        ({"delivery_timestamp_ms": 0}, True), ({"priority": 0}, True),
+        ({"priority": 2**31 - 1}, True), ({"lite_topic": "l" * 64}, True),
+    ],
+)  # fmt: skip
+def test_a_message_with_a_field_at_its_limit(changes, is_single):
+    message = Message(**{"topic": "t", "body": b"x", **changes})
+    assert {name: getattr(message, name) for name in changes} == changes
+    assert message.is_single is is_single and pickle.loads(pickle.dumps(message)) == message
+    assert not message.delay_level or message.delay_ms is None
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("t", "ns%t"), ("ns%t", "ns%t"), ("%DLQ%g", "%DLQ%ns%g"), ("%RETRY%ns%g", "%RETRY%ns%g"),
+        ("TBW102", "TBW102"), ("rmq_sys_x", "rmq_sys_x"), ("CID_RMQ_SYS_x", "CID_RMQ_SYS_x"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_name_in_a_namespace(name, whole):
+    assert rules.with_namespace("ns", name) == whole and rules.with_namespace("", name) == name
+    assert rules.without_namespace("ns", whole) == name.replace("ns%", "")
+    assert rules.without_namespace("", whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("a:1", ("a", 1)), (" a:65535 ", ("a", 65_535)), ("[::1]:80", ("::1", 80)), ("a:0", None),
+        ("a:65536", None), ("a:²", None), ("a b:1", None), ("a", None), (":1", None),
+        ("a/b:1", None), ("a,b:1", None), ("a:000001", None),
+    ],
+)  # fmt: skip
+def test_an_address_has_a_host_and_a_port(address, parts):
+    assert rules.host_and_port(address) == parts
+    for host, is_loopback in (
+        ("127.1.2.3", True),
+        ("localhost", True),
+        ("[::1]", True),
+        ("a", False),
+    ):
+        assert rules.is_loopback(f"{host}:1") is is_loopback and not rules.is_loopback(host)
+
+
+@pytest.mark.parametrize(
     ("changes", "limit"),
     [
         ({"tags": "a||b"}, None), ({"properties": {"UNIQ_KEY": "x"}}, None),
         ({"sharding_key": ""}, None), ({"delay_level": 19}, "0..18"), ({"flag": 2**31}, "32-bit"),
+        ({"priority": 1, "delay_level": 1}, "only one of priority, delay may be set"),
+        ({"delay_level": 1, "delay_ms": 1}, "only one of delay_level, delay_ms may be set"),
     ],
 )  # fmt: skip
 def test_the_error_names_the_message_and_the_limit(changes, limit):

@@ -56,7 +56,9 @@ CALLS: dict[str, Callable[[Any, str], object]] = {
     "move there": lambda files, root: files.move(f"{root}/own", f"{root}/q/0/own"),
     "make": lambda files, root: files.create_dir(f"{root}/q/1"),
     "look": lambda files, root: files.get_file_info(f"{root}/q/0/f.arrow"),
-    "list": lambda files, root: files.get_file_info(fs.FileSelector(f"{root}/q")),
+    "list": lambda files, root: files.get_file_info(
+        fs.FileSelector(f"{root}/q", allow_not_found=True)
+    ),
 }
 
 
@@ -195,9 +197,12 @@ def test_folders_are_said_to_be_missing(root):
     files = plain_files(root)
     assert files.get_file_info(f"{root}/no/file").type is fs.FileType.NotFound
     assert files.get_file_info(fs.FileSelector(f"{root}/no", allow_not_found=True)) == []
+    with pytest.raises(FileNotFoundError):
+        files.get_file_info(fs.FileSelector(f"{root}/no"))
     for call in (files.open_input_file, files.delete_file, files.delete_dir):
-        with pytest.raises(FileNotFoundError, match=os.strerror(errno.ENOENT)):
+        with pytest.raises(FileNotFoundError, match=os.strerror(errno.ENOENT)) as caught:
             call(f"{root}/no/file")
+        assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.parametrize("what", ["link", "link to a file", "pipe"])

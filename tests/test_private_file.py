@@ -8,16 +8,19 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rocket_sink import owner as owners
 from rocket_sink.cluster import detached
 from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError, LedgerError
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.owner import this_process
+from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder
 
 TEXT = "what the user must not lose\n"
@@ -164,6 +167,48 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path):
     waiter.join(60)
     assert not waiter.is_alive()
     assert len(texts) == 1
+
+
+@pytest.fixture
+def without_proc(monkeypatch):
+    """Hide /proc, as on macOS."""
+    for name in ("_boot_id", "_pid_namespace"):
+        monkeypatch.setattr(owners, name, lambda: "")
+    this_process.cache_clear()
+    yield
+    this_process.cache_clear()
+
+
+@pytest.mark.parametrize("has_proc", [True, False])
+def test_an_owner_lives_until_its_process_ends(has_proc, request):
+    if not has_proc:
+        request.getfixturevalue("without_proc")
+    me = this_process()
+    assert Owner.parse(str(me)) == me and me.is_alive()
+    early_s = time.time() - me.start / 1000
+    assert has_proc or 0 < early_s < 86_400, "ms since 1970"
+    most = 0 if has_proc else owners._SAME_START_MS
+    for later in (most, -most):
+        assert replace(me, start=me.start + later).is_alive() is True
+    assert replace(me, start=me.start + most + 1).is_alive() is False
+    assert replace(me, host="other").is_alive() is (True if has_proc else None)
+    for stranger in (replace(me, boot="other"), replace(me, pid_namespace="1")):
+        assert stranger.is_alive() is None
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    dead = replace(me, pid=child.pid)
+    assert dead.is_alive() is False, "a zombie"
+    child.wait()
+    assert dead.is_alive() is False
+    assert me.describe() == f"process {os.getpid()} on {me.host}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h~b~1~2", "h~b~1~2~3~4", "h~b~1~x~3", "h~b~1~2~x", "h~b~1~²~3", "h~b~1~~3"]
+)
+def test_other_texts_name_no_owner(text):
+    assert Owner.parse(text) is None
+    assert Owner.parse("h~b~1~2~3") == Owner("h", "b", "1", 2, 3)
 
 
 def test_the_kernel_sees_the_lock(tmp_path):
