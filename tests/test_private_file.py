@@ -11,10 +11,12 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rocket_sink import owner as owners
+from rocket_sink import private_file
 from rocket_sink.cluster import detached
 from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError, LedgerError
@@ -169,6 +171,25 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path):
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "tries", "pauses", "succeeds"),
+    [(None, 4, [2, 2, 2], True), (5, 4, [2, 2, 1], True), (5, 9, [2, 2, 1], False),
+     (0, 9, [], False), (0, 1, [], True)],
+)  # fmt: skip
+def test_an_attempt_is_repeated_for_its_time(wait_s, tries, pauses, succeeds, monkeypatch):
+    now, slept, told = [100.0], [], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(private_file, "time", clock)
+    results = iter([False] * (tries - 1) + [True])
+    waited = private_file.wait_for(lambda: next(results), wait_s, 2, lambda: told.append("waits"))
+    assert (waited, slept, len(told)) == (succeeds, pauses, 1 if pauses else 0)
+
+
 @pytest.fixture
 def without_proc(monkeypatch):
     """Hide /proc, as on macOS."""
@@ -215,6 +236,7 @@ def test_the_kernel_sees_the_lock(tmp_path):
     (tmp_path / "lock").write_text(f"{this_process()}999\n")  # an earlier holder
     lock = FileLock(tmp_path / "lock")
     assert lock.acquire(0)
+    assert FileLock(tmp_path / "lock").acquire(0) is False
     with (tmp_path / "lock").open() as other:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

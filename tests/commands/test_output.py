@@ -169,6 +169,9 @@ def test_tables_break_no_word_that_fits_a_line(width, capsys, monkeypatch):
     shown = [word for line in lines for word in line.split()]
     assert words <= set(shown)
     assert shown.count("broker-of-the-night") == 2
+    monkeypatch.setattr(output, "_PIPE_WIDTH", 16)
+    show_tables(table("", ["", "two"], [["lost-msg", "more"]]))
+    assert capsys.readouterr().out == "lost-msg\n  two more\n\n"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,11 @@ def test_each_message_is_found_on_its_broker_and_no_other(cluster, engine):
     stored = StoredMessages(engine, since_ms=0)
     wanted = [f"ID{i}" for i in range(0, 1200, 2)]
     assert stored.find("orders", wanted, timed=False) == {f"ID{i}" for i in range(0, 600, 2)}
-    assert stored.find("orders", ["ID1", "none"], timed=True) == {"ID1"}
+    asked = [len(broker.requests) for broker in cluster.brokers]
+    assert stored.find("orders", ["ID2", "none"], timed=True) == {"ID2"}
+    for broker, count in zip(cluster.brokers, asked, strict=True):
+        codes = {frame.code for frame in broker.requests[count:]}
+        assert RequestCode.GET_MAX_OFFSET not in codes, "the ends of queues are kept"
 
 
 def test_a_torn_message_is_not_a_stored_one(cluster, engine):
