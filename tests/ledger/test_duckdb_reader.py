@@ -109,10 +109,11 @@ def test_a_query_that_is_wrong_is_no_damage(tmp_path):
     [(16, 9, 2, True), (15, 9, 2, False), (16, 9, 1, False), (16, 80_000, 2, False)],
 )
 def test_many_small_files_are_read_once(tmp_path, files, body_bytes, queries, is_gathered):
-    """After the second query they may be gone."""
+    """After the second query they may be gone. If each query opened all files, a report of 3,000
+    folds would take 230 s and 10 GB."""
     for _ in range(files):
         path = store(tmp_path, [letter(context(), os.urandom(body_bytes))])
-    quick, select = quick_ledger(path), "SELECT count(DISTINCT body) AS n FROM letters"
+    quick, select = quick_ledger(path), "SELECT count(DISTINCT body) AS n FROM ledger_rows"
     for _ in range(queries):
         assert quick.query(select).to_pylist() == [{"n": files}]
     for file in tmp_path.glob("kind=*/*.parquet"):

@@ -145,6 +145,7 @@ def test_series_have_the_sums_of_the_figures(report):
         (a.p50_ms, a.p95_ms, a.p99_ms, a.p999_ms), abs=0.001
     )
     assert [(f[3], f[10]) for f in series.rows["failures"]] == [("t", "REQUEST_TIMEOUT")]
+    assert {row[:2] for row in series.rows["epochs"]} == {("query", 0), ("o'th\\er {1}", 0)}
     by_reason = {(reason): (n, settled) for _, reason, n, settled, _ in series.rows["letters"] if n}
     assert by_reason["transport"] == (1, 0) and sum(row[3] for row in series.rows["letters"]) == 1
 

@@ -14,6 +14,7 @@ from rocket_sink.ledger.records import (
     resolution_rows,
     send_rows,
 )
+from rocket_sink.ledger.report.series import step_of
 from rocket_sink.ledger.report.values import ResentFigures
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.routing.fault import Isolation
@@ -48,11 +49,57 @@ def test_two_outages_are_two(tmp_path):
     A send that succeeds in the first seconds of an outage does not end it.
     """
     report = report_of(store(tmp_path, in_order([sends((60, 62), (63, 100), (480, 510))], 1 << 32)))
+    times = [(b.p50_ms, b.p95_ms, b.p99_ms, b.p999_ms, b.wait_p99_ms) for b in report.brokers]
+    assert times == [(1.25, 1.25, 1.25, 1.25, pytest.approx(0.5, rel=0.01))] * 2
     lengths = [(a.back_at - a.since).total_seconds() for a in report.absences if a.back_at]
     assert lengths == [40.0, 30.0]
     assert [a.stored_elsewhere for a in report.absences] == [40, 30]
     (line,) = [str(finding) for finding in report.verdict if finding.name == "broker_was_away"]
     assert "2 times, at most 70.0 s in all, the last from 2026-03-01 13:53:00 UTC" in line
+
+
+def test_lists_have_limits(tmp_path):
+    """20 brokers, 10 errors and 50 isolations at most are listed."""
+    failed = [
+        attempt(broker_name=f"b-{n}", outcome=Outcome.NOT_SENT, response_code=None,
+                error_code="CONNECT" if n > 10 else f"ERROR_{n}")
+        for n in range(32)
+    ]  # fmt: skip
+    rows = [send_rows(failed, context(), requests=list(range(1, 33)))]
+    rows += [isolation(n, n + 1) for n in range(51)]
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert (len(report.absences), len(report.errors)) == (20, 10)
+    assert (report.isolation_count, len(report.isolations)) == (51, 50)
+
+
+@pytest.mark.parametrize(("elsewhere", "is_away"), [(19, False), (20, True)])
+def test_a_silent_broker_is_away_if_others_were_asked(tmp_path, elsewhere, is_away):
+    ms = int(START.timestamp()) * 1000
+    silent = attempt(outcome=Outcome.UNKNOWN, response_code=None, error_code="REQUEST_TIMEOUT",
+                     broker_name="broker-b", started_ms=ms)  # fmt: skip
+    stored = [attempt(started_ms=ms + 1 + n) for n in range(elsewhere)]
+    rows = send_rows([silent, *stored], context(), requests=list(range(1, elsewhere + 2)))
+    path = store(tmp_path, in_order([rows], 1 << 32))
+    assert bool(report_of(path).absences) == is_away
+    back = send_rows(
+        [attempt(broker_name="broker-b", started_ms=ms + 99)], context(), requests=[99]
+    )
+    assert report_of(store(tmp_path, in_order([back], 2 << 32))).absences == []
+
+
+@pytest.mark.parametrize(("pause_s", "outages"), [(10, 1), (11, 2)])
+def test_failures_in_ten_seconds_are_one_outage(tmp_path, pause_s, outages):
+    spans = [(60, 61), (60 + pause_s, 61 + pause_s)]
+    report = report_of(store(tmp_path, in_order([sends(*spans)], 1 << 32)))
+    assert len(report.absences) == outages
+
+
+def test_steps_suit_a_time_axis():
+    steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200,
+             86_400]  # fmt: skip
+    assert [step_of(96 * step) for step in steps] == steps
+    assert [step_of(96 * step + 1) for step in steps] == [*steps[1:], 2 * 86_400]
+    assert step_of(96 * 200_000) == 3 * 86_400
 
 
 def test_penalties_that_overlap_are_one_isolation(tmp_path):

@@ -126,6 +126,15 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("broker_slow", {"brokers": [broker("broker-a"), broker("broker-b", 480.0)]},
      ("broker-b is slow: p99 480 ms, 40 times the others' 12 ms; next: look at broker-b's disk and "
      "page cache")),
+    ("broker_slow", {"brokers": [broker("broker-a", 40.0), broker("broker-b", 120.0)]},
+     ("broker-b is slow: p99 120 ms, 3 times the others' 40 ms; next: look at broker-b's disk and "
+     "page cache")),
+    ("broker_slow", {"brokers": [broker("broker-a", 20.0), broker("broker-b", 70.0)]},
+     ("broker-b is slow: p99 70 ms, 4 times the others' 20 ms; next: look at broker-b's disk and "
+     "page cache")),
+    ("broker_slow", {"brokers": [broker("broker-a", 0.0), broker("broker-b", 70.0)]},
+     ("broker-b is slow: p99 70 ms, far above the others' 0.0 ms; next: look at broker-b's disk "
+     "and page cache")),
     ("requests_in_flight", {"brokers": [broker("broker-a", outcomes={"in_flight": 1})]},
      ("1 request has no known outcome, because a task died before an answer; next: nothing if "
      "the epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where "
@@ -216,6 +225,37 @@ def test_a_refused_letter_is_parked_by_the_command_as_it_stands():
     assert parsed.params["where"] == "reason = 'data'" and parsed.params["reason"]
 
 
+@pytest.mark.parametrize("p99", [(40.0, 119.9), (19.0, 68.9), (12.0,), (9.0, 9.96)])
+def test_all_is_well_where_no_broker_is_slow(p99):
+    brokers = [broker(f"broker-{n}", ms) for n, ms in enumerate(p99)]
+    (found,) = verdict(replace(HEALTHY, brokers=brokers))
+    most = {119.9: "120 ms", 68.9: "69 ms", 12.0: "12 ms", 9.96: "10.0 ms"}[p99[-1]]
+    assert f" {len(p99)} broker{'s' if len(p99) > 1 else ''}, p99 at most {most}" in found.text
+
+
+@pytest.mark.parametrize(("length_ms", "text"), [(119_960, "120.0 s"), (120_000, "2.0 min")])
+def test_isolations_have_a_length(length_ms, text):
+    sums = replace(isolated(LATER)["isolated"][0], length_ms=length_ms)
+    assert f" 12 times, {text} in all" in verdict(replace(HEALTHY, isolated=[sums]))[1].text
+
+
+def test_the_most_frequent_classes_are_named():
+    """Three of them, by the sums of their letters; a remark is cut after 160 characters."""
+    (one,) = letters("transport")["dead_letters"]
+    many = [replace(one, error_code=code, pending=n, oldest=None)
+            for code, n in (("A", 1), ("B", 2000), ("C", 3), ("A", 4), ("D", 2))]  # fmt: skip
+    (found,) = verdict(replace(HEALTHY, dead_letters=many))
+    classes = "2,000 transport B, 5 transport A, 3 transport C"
+    assert found.text == f"2,010 dead letters are pending ({classes}, ...)"
+    (found,) = verdict(replace(HEALTHY, dead_letters=[*many[:2], many[2]]))
+    assert found.text.endswith("(2,000 transport B, 3 transport C, 1 transport A)")
+    causes = [Cause("AUTH_FAILED", "t", name, 3, AT, "x" * 500) for name in "abc"]
+    (found, _) = verdict(replace(HEALTHY, causes=causes, **totals(unfinished=1, not_adding_up=1)))
+    assert found.text.startswith("a and 2 other brokers does not accept the user")
+    remark = found.text.partition("AUTH_FAILED: ")[2].partition(")")[0]
+    assert 150 < len(remark) <= 160
+
+
 def test_all_is_well():
     (found,) = verdict(HEALTHY)
     assert str(found) == (
@@ -230,6 +270,9 @@ def test_all_is_well():
     assert "0 rows" not in sends.text and sends.text.startswith("All is well: no epoch")
     (nothing,) = verdict(Figures("/data/ledger", Scope(), Totals()))
     assert nothing.text == "There is nothing in the ledger yet: no epoch and no send"
+    assert {*vars(Totals()).values(), *vars(ResentFigures()).values()} == {0}
+    (nothing,) = verdict(Figures("/data/ledger", Scope("q"), Totals()))
+    assert nothing.text.startswith("There is nothing in this part of the ledger yet")
 
 
 def test_the_gravest_comes_first():

@@ -168,6 +168,9 @@ def test_the_newest_epochs_wait_for_a_comparison(tmp_path, monkeypatch):
     monkeypatch.setattr(folded, "_UNCOUNTED", 2)
     ledger = FoldedLedger(session(), resolve_path(tmp_path))
     ledger.begin_run("run-1", is_late=False)
+    sums = ledger.accounts
+    ledger.begin_run("run-2", is_late=True)
+    assert ledger.accounts is sums is not None
     write(tmp_path, 0, 5)
     for epoch in range(4):
         ledger.confirm(done(epoch, 5))
