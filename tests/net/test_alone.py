@@ -18,6 +18,7 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S, Channel, WriteQueue
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.net.identity import Identity
 from rocket_sink.net.resolve import Resolver
+from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.net.transport import (
     PATIENCE_S,
     StreamEnded,
@@ -28,7 +29,8 @@ from rocket_sink.net.transport import (
 )  # fmt: skip
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.connection import Connection
-from rocket_sink.wire.headers import Frame
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import Frame, response_to
 
 NOW_S = 1000.0
 
@@ -175,6 +177,7 @@ def test_the_end_of_a_stream_has_its_reason(results, heard, text):
         (OSError(errno.EPIPE, "broken"), b"x", False, StreamEnded),
         (OSError(errno.EPIPE, "broken"), ALERT, True, StreamEnded),
         (OSError(errno.EPIPE, "broken"), ALERT, False, errors.TlsRefusedError),
+        (TypeError("defect"), None, False, TypeError),
     ],
 )  # fmt: skip
 def test_a_write_that_fails_asks_for_the_servers_alert(write, read, heard, kind):
@@ -186,7 +189,8 @@ def test_a_write_that_fails_asks_for_the_servers_alert(write, read, heard, kind)
     if kind is None:
         assert made.write([b"x"]) == 0
         return
-    with pytest.raises(kind, match="writing failed" if kind is StreamEnded else "wants a client"):
+    words = {StreamEnded: "writing failed", TypeError: "defect"}
+    with pytest.raises(kind, match=words.get(kind, "wants a client")):
         made.write([b"x"])
 
 
@@ -430,6 +434,17 @@ def test_a_turn_reads_a_bounded_number_of_times():
     assert not channel.receive(NOW_S) and wire.reads[1:] == [4096, 65_536, 65_536]
 
 
+def test_a_peers_request_is_served_and_an_answer_to_nobody_is_not():
+    served: list[Any] = []
+    channel = opened(Wire(), lambda *request: served.append(request))
+    wire: Any = channel.transport
+    wire.data = [encode_frame(Frame(9, {"a": "b"})) + encode_frame(response_to(Frame(9), 0))]
+    wire.full_read = 10_000
+    assert channel.receive(NOW_S) is False
+    [(served_by, frame)] = served
+    assert served_by is channel and (frame.code, frame.ext) == (9, {"a": "b"})
+
+
 # --- the client --------------------------------------------------------------------------------
 
 
@@ -555,6 +570,50 @@ def test_a_wait_is_short_while_something_is_in_flight(client):
     call = Call(lambda *end: None)
     client.call_on(channel, Frame(1), call, deadline_s=NOW_S + 9, now_s=NOW_S)
     assert client.in_flight == 2
+
+
+def test_an_error_of_an_open_selector_is_raised(monkeypatch):
+    readiness = clients.Readiness()
+    broken = SimpleNamespace(select=lambda timeout_s: 1 // 0, close=readiness._selector.close)
+    for error in (OSError, ValueError):
+
+        def select(timeout_s, error=error):
+            raise error("broken")
+
+        broken.select = select
+        readiness._selector = broken  # type: ignore[assignment]
+        with pytest.raises(error):
+            readiness.wait(0.0)
+    readiness.close()
+    assert readiness.wait(0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "sent"),
+    [(None, 3), (errors.ConnectError("no"), None), (errors.RequestTimeoutError("late"), 3)],
+)
+def test_a_send_is_measured_and_counted_unless_it_was_not_sent(error, sent):
+    calls: dict[str, Any] = {}
+
+    class Meter:
+        def create_histogram(self, name, **more):
+            calls["bounds"] = more["explicit_bucket_boundaries_advisory"]
+            return SimpleNamespace(record=lambda *args: calls.update(duration=args))
+
+        def create_counter(self, name, **more):
+            return SimpleNamespace(add=lambda *args: calls.update(sent=args))
+
+    metrics = ClientMetrics(SimpleNamespace(get_meter=lambda scope: Meter()))
+    metrics.record("t", 3, 1.5, address="h:1", result=None, error=error)
+    attributes = {
+        "messaging.system": "rocketmq", "messaging.operation.name": "send",
+        "messaging.destination.name": "t", "server.address": "h", "server.port": 1,
+    }  # fmt: skip
+    if error is not None:
+        attributes["error.type"] = error.code
+    assert calls["duration"] == (1.5, {**attributes, "messaging.operation.type": "send"})
+    assert calls.get("sent") == (None if sent is None else (sent, attributes))
+    assert calls["bounds"][0] == 0.005 and len(calls["bounds"]) == 14
 
 
 # --- names and logs ----------------------------------------------------------------------------

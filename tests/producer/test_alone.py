@@ -14,6 +14,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer import driver as producer_driver
 from rocket_sink.producer import process_end, request_builder, tracing
 from rocket_sink.producer.accumulator import results_of
 from rocket_sink.producer.engine.attempt import (
@@ -23,6 +24,7 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
 )  # fmt: skip
 from rocket_sink.producer.engine.limits import Window
+from rocket_sink.producer.engine_thread import State
 from rocket_sink.producer.future import OpenFutures, SendFuture
 from rocket_sink.producer.hooks import EndTransactionContext, Hooks, SendContext, SendHook
 from rocket_sink.producer.process_end import Calls
@@ -486,6 +488,69 @@ def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, i
             True,
             message,
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(errors.ConnectError("no way"), "at a:1 was not answered: no way"),
+     (ValueError("defect"), "ValueError: defect")],
+)  # fmt: skip
+def test_a_check_that_is_not_answered_is_logged(caplog, error, text):
+    checks: Any = SimpleNamespace(get=lambda timeout: ("a:1", "check"))
+    driver: Any = Driver()
+    client = TransactionClient("g", driver, builder(), Hooks("g"), lambda: None)
+
+    def fail(address, check):
+        driver.closing = True
+        raise error
+
+    client._answer_check = fail  # type: ignore[method-assign]
+    client._answer_checks(checks)
+    assert text in caplog.text and caplog.records[0].peer == "a:1"  # type: ignore[attr-defined]
+
+
+def waiting_driver(*, is_taken: bool, **state: Any) -> Any:
+    """Return a driver whose waits end without a value; its queue has the request, or not."""
+    made = object.__new__(producer_driver.Driver)
+    waits: list[Any] = []
+    made.engine, made._timeout_s, made._hooks = Engine(), 3.0, Hooks("g")  # type: ignore[assignment]
+    made.engine.pending = 5  # type: ignore[misc]
+    made.engine.longest_s = 20.0
+
+    def wait(waiter, timeout_s):
+        waits.append(timeout_s)
+        return False
+
+    made.thread = SimpleNamespace(wait=wait, wake=list, state=State.OPEN, **state)  # type: ignore[assignment]
+    made._queue = SimpleNamespace(  # type: ignore[assignment]
+        requests=[], put_if_room=lambda request: "waiter", withdraw=lambda request: not is_taken
+    )
+    made.waits = waits  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize(("own_s", "since_s", "wait_s"), [(None, 0.0, 3.0), (7.0, NOW_S - 2, 5.0)])
+def test_a_request_that_was_taken_after_all_is_awaited(is_taken, own_s, since_s, wait_s):
+    driver = waiting_driver(is_taken=is_taken)
+    request = SendRequest(
+        "orders", b"x", timeout_s=own_s, since_s=since_s, properties="KEYS\x01k\x02"
+    )
+    if is_taken:
+        driver.submit(request, None)
+    else:
+        with pytest.raises(errors.WindowFullError, match=r"1 bytes to 'orders' keys k: 5 requests"):
+            driver.submit(request, None)
+        assert request.since_s == (since_s or NOW_S) and len(driver.engine.failures) == 1
+    assert driver.waits == [wait_s]
+    sync = SendRequest("orders", b"x", timeout_s=own_s)
+    if is_taken:
+        with pytest.raises(errors.RequestTimeoutError, match="long past"):
+            driver.send(sync, (), "sync")
+    else:
+        with pytest.raises(errors.WindowFullError):
+            driver.send(sync, (), "sync")
+    assert driver.waits[1:] == [own_s or 3.0] + [26.0] * is_taken
 
 
 def test_a_request_has_the_rest_of_its_time():

@@ -69,6 +69,16 @@ def test_hooks_are_called_in_every_mode(hooked, cluster):
     assert end.message_id == hook.before[4].message_ids[0]
 
 
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_hooks_of_an_asynchronous_send_know_its_id(make_producer, automatic):
+    producer, hook = make_producer(autoBatch=automatic), Recorder()
+    producer.add_hook(hook)
+    for own in ("OWN", None):
+        result = producer.send_async(Message("orders", b"x", message_id=own)).result(60)
+        assert hook.before.pop().message_ids == (result.message_id,) != ("",)
+        assert own is None or result.message_id == own
+
+
 def test_hooks_get_failures(hooked, cluster):
     producer, hook = hooked
     cluster.on_send(Answer(13, "illegal"), times=None)

@@ -1,0 +1,684 @@
+"""The helpers of the lanes without a JVM: sessions, plans and trackers are stand-ins."""
+
+import os
+import shlex
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+
+from rocket_sink import errors
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.records import BETWEEN_IDS
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import admin as admins
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.spark import console, context, lineage, packs, plans, session_checks
+from rocket_sink.spark.backfill.sources import Selection
+from rocket_sink.spark.decided_epoch import commit_log_offsets, read_halves
+from rocket_sink.spark.runs import Runs
+
+LEDGER = "/data/it's a ledger"
+
+
+def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+# --- lines for users ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "label"),
+    [("job", "0123456789", "job (01234567)"), ("", "0123456789", "0123456789"), ("q", "q", "q")],
+)
+def test_a_query_has_its_name_on_consoles(name, query, label):
+    assert console.label_of(name, query) == label
+
+
+@pytest.mark.parametrize(
+    ("options", "topic", "ledger"),
+    [
+        ({"topic": "t", "ledger": LEDGER}, "the topic t", LEDGER),
+        ({}, "the topics of its rows", "none"),
+    ],
+)
+def test_a_start_names_topic_and_ledger(caplog, options, topic, ledger):
+    caplog.set_level("INFO")
+    console.say_start(SinkOptions.parse(options), "foreach", "q")
+    sends = f"the query q sends to {topic} by foreach, delivery at_least_once, ledger {ledger}"
+    assert texts(caplog) == [sends]
+
+
+COUNTS = {"rows_in": 5000, "acked": 4990, "degraded": 2, "unknown": 1, "filtered": 4, "dead": 3}
+ALL = (
+    "5,000 rows in, 4,990 acknowledged, 2 less durable, 1 of unknown outcome, 4 filtered, "
+    "3 dead letters"
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "ledger", "line"),
+    [(COUNTS, LEDGER, ALL), ({"rows_in": 1, "dead": 1}, "", "1 row in, 1 dead letter")],
+)
+def test_an_end_has_the_counts_that_are_not_zero(caplog, counts, ledger, line):
+    caplog.set_level("INFO")
+    console.say_end("the write w", Counter(counts), ledger, "; cut")
+    assert texts(caplog) == [f"the write w ended: {line}; cut; ledger {ledger or 'none'}"]
+
+
+@pytest.mark.parametrize(
+    ("dead", "unknown", "error", "line"),
+    [
+        (3, 1, "DISK_FULL", "3 dead letters, 1 of unknown outcome, the first for: DISK_FULL"),
+        (0, 2, "", "0 dead letters, 2 of unknown outcome"), (0, 0, "", ""),
+    ],
+)  # fmt: skip
+def test_losses_name_the_command_that_shows_them(caplog, dead, unknown, error, line):
+    counts = {**COUNTS, "dead": dead, "unknown": unknown, "first_error": error}
+    console.warn_of_losses("w", counts, LEDGER)
+    show = f"rocket-sink ledger show dead-letters --ledger {shlex.quote(LEDGER)}"
+    begin = f"{dead + unknown} of 5,000 rows of w were not delivered"
+    assert texts(caplog) == ([f"{begin}: {line}. See: {show}"] if line else [])
+
+
+@pytest.mark.parametrize("ordering", ["none", "strict", "best_effort"])
+def test_order_and_delays_are_warned_of_once(caplog, ordering):
+    console._warn_of_delays.cache_clear()
+    plan: Any = SimpleNamespace(source=lambda name: {"delay_ms": "d", "delay_level": "l"}.get(name))
+    for _ in range(2):
+        console.warn_of_delays(SinkOptions.parse(ordering=ordering, topic="t"), plan)
+    none: Any = SimpleNamespace(source=lambda name: None)
+    console.warn_of_delays(SinkOptions.parse(ordering="strict"), none)
+    assert len(texts(caplog)) == (ordering != "none")
+    assert all(
+        f"ordering={ordering} " in t and "(delay_level and delay_ms)" in t for t in texts(caplog)
+    )
+
+
+# --- the registry of runs ----------------------------------------------------------------------
+
+
+class Folded:
+    """A ledger with so many rows of each run."""
+
+    def __init__(self, uri: str, rows: dict[str, int], *, is_read: bool = True) -> None:
+        self.place = resolve_path(uri)
+        self.rows, self.accounts = rows, {} if is_read else None
+
+    def end_run(self, run_id):
+        count = self.rows.pop(run_id, 0)
+        return Counter({"rows_in": count, "acked": count} if count else {})
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """A registry with the runs r1 and r2; `ends` of it are what lineage hears."""
+    made: Any = Runs()
+    made.ends = []
+    monkeypatch.setattr(lineage, "end", lambda *args: made.ends.append(args))
+    monkeypatch.setattr(lineage, "note_error", lambda *args: made.ends.append(args))
+    for number in (1, 2):
+        made.start(f"r{number}", f"q{number}")
+    return made
+
+
+def test_a_run_is_awaited_until_its_end_is_told_or_given_up(runs):
+    assert [*runs] == ["r1", "r2"] and runs.awaited() == {"r1", "r2"} and not runs.ended()
+    runs.give_up(["r2"])
+    runs.end("r1", "")
+    runs.end("unknown", "error")
+    assert not runs.awaited() and runs.ended() == {"r1"}
+    assert runs.ends == [("r1", ""), ("unknown", "error")]
+    runs.begin("unknown")
+    runs.name_sink("unknown", "label")
+    assert not runs.hands_over("unknown") and not runs.hands_over("r1")
+    runs.name_sink("r1", "label", "uri", hands_over=True)
+    assert runs.hands_over("r1")
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_read", "error", "begun", "is_folded", "line"),
+    [
+        (5, True, None, False, False, "the query job ended: 5 rows in, 5 acknowledged; a start"),
+        (5, True, "", False, False, "the query job ended: 5 rows in, 5 acknowledged; ledger"),
+        (0, True, "", False, True, "the query job ended: 0 rows in; ledger"),
+        (0, True, None, True, True, "the query job ended: 0 rows in; ledger"),
+        (0, True, None, False, True, "the query job ended before its first epoch"),
+        (0, True, None, False, False, None), (0, False, None, False, True, None),
+        (0, True, "error", False, True, None),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_run(caplog, tmp_path, runs, rows, is_read, error, begun, is_folded, line):
+    caplog.set_level("INFO")
+    ledger: Any = Folded(str(tmp_path), {"r1": rows}, is_read=is_read)
+    runs.name_sink("r1", "job", ledger.place.uri)
+    if begun:
+        runs.begin("r1")
+    if error is not None:
+        runs.end("r1", error)
+    runs.ends.clear()
+    runs.say_ends(["r1", "gone"], [ledger], is_folded=is_folded)
+    lines = texts(caplog)
+    assert (len(lines), lines[0].startswith(line or "") if lines else None) == (
+        (0, None) if line is None else (1, True)
+    )
+    assert ("r1" in runs) is not (rows or is_folded)
+    assert [counts["rows_in"] for _, counts in runs.ends] == ([rows] if rows or is_folded else [])
+
+
+def test_losses_are_those_of_known_runs(caplog, runs):
+    runs.name_sink("r1", "job")
+    counts = {**COUNTS, "first_error": ""}
+    runs.warn_of_losses({("r1", 7): counts, ("other", 7): counts}, LEDGER)
+    [text] = texts(caplog)
+    assert "4 of 5,000 rows of epoch 7 of the query job were not" in text
+
+
+# --- the task's context ------------------------------------------------------------------------
+
+
+class Task:
+    """A task of Spark with local properties."""
+
+    def __init__(self, **properties: str) -> None:
+        self.properties = properties
+
+    def getLocalProperty(self, name):
+        return self.properties.get(name)
+
+    def partitionId(self):
+        return 3
+
+    def stageId(self):
+        return 4
+
+    def taskAttemptId(self):
+        return 5
+
+    def attemptNumber(self):
+        return 6
+
+
+QUERY = {context.QUERY_ID: "query", context.RUN_ID: "run", context.BATCH_ID: "8"}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "more", "ids"),
+    [
+        (QUERY, {}, {}, ("query", "run", 8)), (QUERY, {"appId": "app"}, {}, ("app", "run", 8)),
+        (QUERY, {}, {"epoch": 0}, ("query", "run", 0)), ({}, {}, {}, ("unknown", "unknown", 0)),
+        (QUERY, {}, {"query_id": "own", "run_id": "r"}, ("own", "r", 8)),
+        ({}, {}, {"run_id": "r"}, ("r", "r", 0)), ({}, {"appId": "app"}, {}, ("app", "app", 0)),
+        (None, {}, {}, ("local", "local", 0)), (None, {}, {"query_id": "own"}, ("own", "own", 0)),
+    ],
+)  # fmt: skip
+def test_the_context_of_a_task_and_of_the_driver(monkeypatch, task, options, more, ids):
+    now = None if task is None else Task(**task)
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: now))
+    run = context.run_context(SinkOptions.parse(options), "lane", partition=9, **more)
+    assert (run.query_id, run.run_id, run.epoch, run.lane) == (*ids, "lane")
+    assert run.partition == (9 if task is None else 3)
+    if task is not None:
+        assert (run.stage_id, run.task_attempt_id, run.attempt_number) == (4, 5, 6)
+    assert context.streaming_query() == ("query" if task else "")
+
+
+@pytest.mark.parametrize(("master", "kept"), [("local[2]", "local[2]"), ("spark://h:7077", "")])
+def test_ids_depend_on_settings_and_not_on_a_clusters_address(monkeypatch, master, kept):
+    settings = {"spark.master": master, "spark.sql.session.timeZone": "UTC"}
+    settings |= {context.PENDING: "7", context.UNRECORDED: "6", context.PLAN: "digest"}
+    task = Task(**settings)
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: task))
+    facts = context.id_settings({"the partitions": "4"})
+    assert (facts.planned_by["spark.master"], facts.planned_by[context.PLAN]) == (kept, "digest")
+    assert facts.planned_by["the partitions"] == "4" and facts.planned_by["spark.cores.max"] == ""
+    assert (facts.pending_epoch, facts.unrecorded_epoch) == ("7", "6")
+    assert "UTC" in str(facts)
+
+
+def stage(at_ms: int, attempt: int = 0) -> Any:
+    return SimpleNamespace(submissionTime=lambda: at_ms, currentAttemptId=lambda: attempt)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "again"),
+    [
+        ({1: [stage(150)]}, False), ({1: [stage(150, 1)]}, True), ({}, True), ({1: [None]}, True),
+        ({1: [stage(100)]}, False), ({1: [stage(200)]}, False), ({1: [stage(99)]}, True),
+        ({1: [stage(201)]}, True), ({1: [stage(150), stage(120, 1)]}, True),
+        ({1: [stage(150, 1)], 2: [stage(99)]}, True), ({1: [stage(99, 1)], 2: [stage(150)]}, False),
+        ({1: [stage(150)], 2: [stage(300, 1)]}, False), ({1: [stage(150)], 2: None}, False),
+    ],
+)  # fmt: skip
+def test_an_epoch_that_ran_again_is_known_by_its_stages(jobs, again):
+    def job(number):
+        stages = jobs[number]
+        return None if stages is None else SimpleNamespace(stageIds=lambda: stages)
+
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda run: [*jobs] if run == "run" else [], getJobInfo=job,
+        getStageInfo=lambda each: each,
+    )  # fmt: skip
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(_jsc=SimpleNamespace(statusTracker=lambda: tracker))
+    )
+    assert context.epoch_ran_again(session, "run", 100.0, 200.0) is again
+
+
+@pytest.mark.parametrize(
+    ("jobs", "stages", "again"),
+    [
+        ([("SUCCEEDED", [1, 2])], {1: 0, 2: 0}, False), ([("FAILED", [1])], {1: 0}, False),
+        ([("SUCCEEDED", [1, 2])], {1: 1, 2: 0}, True), ([("SUCCEEDED", [1, 2])], {1: 0}, True),
+        ([("SUCCEEDED", [1, 2])], {2: 0}, False), ([("RUNNING", [1])], {1: 0}, True),
+        ([], {}, True), ([None], {}, True), ([("SUCCEEDED", [])], {}, True),
+    ],
+)  # fmt: skip
+def test_stages_that_ran_again_are_known_by_their_attempt(monkeypatch, jobs, stages, again):
+    monkeypatch.setattr(context, "_LATE_BEGIN_S", 0.01)
+    monkeypatch.setattr(context, "_LATE_END_S", 0.05)
+    infos = [job and SimpleNamespace(status=job[0], stageIds=job[1]) for job in jobs]
+    tracker = SimpleNamespace(
+        getJobIdsForTag=lambda tag: range(len(jobs)), getJobInfo=infos.__getitem__,
+        getStageInfo=lambda n: SimpleNamespace(currentAttemptId=stages[n]) if n in stages else None,
+    )  # fmt: skip
+    scala = SimpleNamespace(statusTracker=lambda: tracker)
+    spark: Any = SimpleNamespace(
+        statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala)
+    )
+    assert context._has_run_again(spark, "tag") is again
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+class Conf:
+    def __init__(self) -> None:
+        self.longest, self.history = 25, list[Any]()
+
+    def maxToStringFields(self):
+        return self.longest
+
+    def setConfString(self, name, value):
+        self.history.append((name, value))
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "is_same"),
+    [
+        ("Project [a#1, b#2L]", "Project [a#17, b#4L]", True), ("a@1f", "a@2e", True),
+        ("Project [a#1]", "Project [b#1]", False), ("Filter (a#1 > 5)", "Filter (a#1 > 6)", False),
+        ("CTERelationRef 5, true", "CTERelationRef 6, true", True), ("Limit 5", "Limit 6", False),
+        ("lambda x_1#2", "lambda x_3#4", True), ("[a], 5", "[a], 6", True), ("0x1", "0x2", True),
+    ],
+)  # fmt: skip
+def test_the_digest_of_a_plan_leaves_out_its_numbers(text, other, is_same):
+    conf = Conf()
+    digests = [
+        plans.plan_digest(SimpleNamespace(conf=lambda: conf, toString=lambda t=t: t))  # type: ignore[misc]
+        for t in (text, other)
+    ]
+    assert (digests[0] == digests[1]) is is_same and len(digests[0]) == 12
+    assert conf.history == [(plans._LONGEST_LIST, value) for value in ("2147483647", "25")] * 2
+
+
+def leaf(kind: str, **methods: Any) -> Any:
+    named = SimpleNamespace(getSimpleName=lambda: kind)
+    return SimpleNamespace(getClass=lambda: named, **{n: lambda v=v: v for n, v in methods.items()})
+
+
+def plan_of(*leaves: Any) -> Any:
+    collected = SimpleNamespace(apply=leaves.__getitem__, size=lambda: len(leaves))
+    return SimpleNamespace(collectLeaves=lambda: collected)
+
+
+def relation(kind: str, *paths: str) -> Any:
+    files = SimpleNamespace(
+        apply=lambda n: SimpleNamespace(toString=lambda: paths[n]), size=lambda: len(paths)
+    )
+    index = leaf(kind, rootPaths=files)
+    return leaf("LogicalRelation", relation=SimpleNamespace(location=lambda: index))
+
+
+def test_input_folders_are_those_of_plain_files():
+    leaves = (
+        leaf("StreamingRelation", sourceName="FileSource[/in]"),
+        leaf("StreamingRelation", sourceName="DeltaSource[/no]"), leaf("LocalRelation"),
+        relation("InMemoryFileIndex", "/a", "/b"), relation("TahoeLogFileIndex", "/no"),
+    )  # fmt: skip
+    assert plans.input_folders(plan_of(*leaves)) == ["/in", "/a", "/b"]
+    assert plans.input_folders(plan_of(leaves[0], leaf("LogicalRelation"))) == ["/in"]
+    assert plans.input_folders(object()) == []
+
+
+def test_the_plan_below_packs():
+    def plan(*names: str) -> Any:
+        schema = SimpleNamespace(fieldNames=lambda: names)
+        return SimpleNamespace(schema=lambda: schema, child=lambda: "child")
+
+    assert packs.plan_below(plan("arrow_batch")) == "child"
+    for names in (("body",), ("arrow_batch", "body")):
+        other = plan(*names)
+        assert packs.plan_below(other) is other
+
+
+# --- checks of the session ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "path", "is_inside"),
+    [
+        ("/in", "/in/ledger", True), ("/in", "/in", True), ("/in", "/input/l", False),
+        ("/in/deep", "/in", False), ("/in", "/in/_hidden/l", False), ("/in", "/in/.h", False),
+        ("/in", "/in/_day=1/l", True), ("/in/*", "/in/a/l", True), ("/in/a*", "/in/b/l", False),
+        ("file:///in", "/in/l", True), ("file:/in", "file:///in/l", True),
+        ("s3a://b/in", "s3a://b/in/l", True), ("s3a://b/in", "/in/l", False),
+        ("/_in", "/_in/l", True),
+    ],
+)  # fmt: skip
+def test_a_ledger_inside_the_input_is_named(folder, path, is_inside):
+    plan = plan_of(leaf("StreamingRelation", sourceName=f"FileSource[{folder}]"))
+    text = session_checks._own_input(plan, [("ledger", "/elsewhere"), ("checkpoint", path)])
+    assert bool(text) is is_inside
+    if is_inside:
+        assert f"the checkpoint {path} is inside {folder}" in text and "Put the checkpoint" in text
+
+
+class Settings:
+    """A session of an application, or of Connect, with settings."""
+
+    def __init__(self, *, classic: bool = True, own: Any = None, **settings: str) -> None:
+        values = {name.replace("_", "."): value for name, value in settings.items()}
+        self.conf = SimpleNamespace(get=lambda name, *default: {**values, **(own or {})}.get(name))
+        if classic:
+            self._jsparkSession = object()
+            conf = SimpleNamespace(get=values.get)
+            self.sparkContext = SimpleNamespace(getConf=lambda: conf)
+
+
+def test_a_setting_is_that_of_the_application_first():
+    session = Settings(own={"spark.speculation": "true", "other": "x"}, spark_speculation="FALSE")
+    assert session_checks.setting(session, "spark.speculation") == "FALSE"
+    assert not session_checks.speculates(session)
+    assert session_checks.setting(session, "other") == "x"
+    assert session_checks.setting(session, "none") == ""
+    assert session_checks.session_setting(session, "spark.speculation") == "true"
+    for is_on in ("true", "TRUE"):
+        assert session_checks.speculates(Settings(classic=False, spark_speculation=is_on))
+    assert (
+        session_checks.setting(object(), "none")
+        == session_checks.session_setting(object(), "")
+        == ""
+    )
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_speculation_is_refused_unless_it_is_allowed(allowed, is_on):
+    options = SinkOptions.parse(allowSpeculation=allowed)
+    if is_on and not allowed:
+        with pytest.raises(errors.ConfigurationError, match="allowSpeculation=true"):
+            session_checks.refuse_speculation(options, is_on=is_on)
+    else:
+        session_checks.refuse_speculation(options, is_on=is_on)
+
+
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, []), ({"spark.submit.pyFiles": "a.zip,/x/rocket_sink-1.whl"}, ["rocket_sink.zip"]),
+        ({"spark.submit.pyFiles": "other.whl,rocket_sink.zip"}, []), ({ROWS: "10000"}, []),
+        ({ROWS: "0"}, [f"{ROWS}=0 makes one"]), ({ROWS: "-1"}, [f"{ROWS}=-1 makes one"]),
+        ({"spark.python.worker.idleTimeoutSeconds": "9",
+          "spark.python.worker.killOnIdleTimeout": "True"},
+         ["Set spark.python.worker.killOnIdleTimeout=false"]),
+        ({"spark.python.worker.idleTimeoutSeconds": "0",
+          "spark.python.worker.killOnIdleTimeout": "true"}, []),
+        ({"spark.python.worker.killOnIdleTimeout": "true"}, []),
+        ({"spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "7"}, []),
+    ],
+)  # fmt: skip
+def test_harmful_settings_are_warned_of_once(caplog, settings, words):
+    session_checks._warn_once.cache_clear()
+    for _ in range(2):
+        session_checks.warn_of_settings(
+            Settings(**{k.replace(".", "_"): v for k, v in settings.items()})
+        )
+    lines = texts(caplog)
+    assert len(lines) == len(words) and all(w in t for w, t in zip(words, lines, strict=True))
+
+
+def test_sparks_own_options_are_left_out():
+    given = {
+        "topic": "t",
+        "checkpointLocation": "c",
+        "PATH": "p",
+        "queryName": "q",
+        "outputMode": "m",
+    }
+    assert session_checks.own_options(given) == {"topic": "t"}
+
+
+@pytest.mark.parametrize(
+    ("refuse", "option", "text"),
+    [
+        (session_checks.refuse_budget, {"maxEpochFailures": "1"}, "foreachBatch"),
+        (session_checks.refuse_batch_id, {"batchId": "b"}, "leave batchId out"),
+    ],
+)
+def test_options_that_a_stream_cannot_keep(refuse, option, text):
+    refuse(SinkOptions.parse())
+    with pytest.raises(errors.ConfigurationError, match=text):
+        refuse(SinkOptions.parse({"ledger": "/l", "topic": "t", **option}))
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "is_late", "pending"),
+    [(5, 4, False, "5"), (5, 5, False, None), (5, 4, True, None), (0, None, False, "0"),
+     (None, None, False, None)],
+)  # fmt: skip
+def test_tasks_learn_of_the_pending_epoch(monkeypatch, begun, ended, is_late, pending):
+    def entries(number):
+        entry = SimpleNamespace(
+            isDefined=lambda: number is not None,
+            get=lambda: SimpleNamespace(_1=lambda: number),
+        )
+        return SimpleNamespace(getLatest=lambda: entry)
+
+    monkeypatch.setattr(session_checks, "plan_digest", lambda plan: f"digest of {plan}")
+    query = SimpleNamespace(
+        analyzedPlan=lambda: "plan",
+        offsetLog=lambda: entries(begun),
+        commitLog=lambda: entries(ended),
+    )
+    told: dict[str, str] = {}
+    settings = SimpleNamespace(set=told.__setitem__)
+    session_checks._tell_tasks(query, settings, is_late=is_late)
+    assert told.pop(context.PLAN) == "digest of plan"
+    assert told == ({} if pending is None else {context.PENDING: pending})
+
+
+@pytest.mark.parametrize(
+    ("failures", "pauses", "is_error"),
+    [(0, [], False), (2, [1.0, 2.0], False), (3, [1.0, 2.0], True)],
+)
+@pytest.mark.parametrize("kind", [errors.NameServerUnavailableError, errors.TlsRefusedError])
+def test_name_servers_that_may_be_starting_are_asked_again(
+    monkeypatch, failures, pauses, is_error, kind
+):
+    asked, slept = [], list[float]()
+
+    class Admin:
+        def __init__(self, options, timeout_s):
+            asked.append(timeout_s)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *failure):
+            pass
+
+        def check_name_servers(self):
+            if len(asked) <= failures:
+                raise kind("no answer")
+            return "a warning"
+
+    monkeypatch.setattr(admins, "Admin", Admin)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    answer = session_checks.name_server_answer(SinkOptions())
+    assert (slept, set(asked)) == (pauses, {2.0})
+    assert type(answer) is kind if is_error else answer == "a warning"
+
+
+@pytest.mark.parametrize(
+    ("delivery", "options", "proxy", "age_s", "refused", "asks"),
+    [
+        ("at_least_once", {}, "", None, False, 0), ("effectively_once", {}, "", None, False, 0),
+        ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "", None, False, 1),
+        ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "", 59, False, 0),
+        ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "", 61, False, 1),
+        ("effectively_once", {}, "p:8080", None, True, 0),
+        ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "refuse", None, True, 1),
+        ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "down", None, False, 1),
+    ],
+)  # fmt: skip
+def test_rights_are_asked_for_once_a_minute(
+    monkeypatch, tmp_path, delivery, options, proxy, age_s, refused, asks
+):
+    parsed = SinkOptions.parse({"topic": "t", "ledger": "/l", "delivery": delivery, **options})
+    stamp = tmp_path / f"rocket-sink-{parsed.digest[:24]}.asked"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    if age_s is not None:
+        stamp.touch()
+        os.utime(stamp, (time.time() - age_s,) * 2)
+    asked = []
+
+    class Admin:
+        def __init__(self, options, timeout_s):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *failure):
+            pass
+
+        def proxy(self):
+            return proxy if ":" in proxy else ""
+
+        def query_by_unique_key(self, *args, max_messages):
+            asked.append((*args, max_messages))
+            if proxy == "refuse":
+                raise errors.PermissionDeniedError("no right", response_code=16)
+            if proxy == "down":
+                raise errors.ConnectError("refused")
+
+    monkeypatch.setattr(admins, "Admin", Admin)
+    if refused:
+        with pytest.raises(errors.ConfigurationError, match=r"no right|prox"):
+            session_checks.check_rights(parsed)
+    else:
+        session_checks.check_rights(parsed)
+    assert asked == [("t", "-", 1)] * asks
+    is_asked = delivery != "at_least_once" and not refused
+    assert stamp.exists() is is_asked
+    assert not stamp.exists() or (time.time() - stamp.stat().st_mtime < 60)
+
+
+# --- lineage, half messages, selections --------------------------------------------------------
+
+
+@pytest.fixture
+def events(monkeypatch):
+    sent: list[Any] = []
+    monkeypatch.setattr(
+        lineage, "_emit", lambda kind, run, state, counts: sent.append((kind, run, counts))
+    )
+    monkeypatch.setattr(lineage, "is_on", lambda: True)
+    monkeypatch.setattr(lineage, "_runs", {})
+    return sent
+
+
+@pytest.mark.parametrize("error", ["", "late"])
+@pytest.mark.parametrize("noted", ["", "noted"])
+def test_the_events_of_a_run(events, error, noted):
+    field = SimpleNamespace(name="body", dataType=SimpleNamespace(simpleString=lambda: "binary"))
+    schema: Any = SimpleNamespace(fields=[field])
+    options = SinkOptions.parse(nameServer="h:1;i:2", topic="t", namespace="ns")
+    run = lineage.start(options, "run", "query", schema)
+    assert run is lineage.start(options, "run", "query", schema) and len(events) == 1
+    assert run == lineage.Run(
+        "rocket_sink.query", True, ("rocketmq://h:1", "ns%t"), [("body", "binary")]
+    )
+    other = lineage.start(SinkOptions.parse(appId="app"), "other", "q", schema, is_stream=False)
+    assert other is not None and (other.job, other.is_stream, other.dataset) == ("app", False, None)
+    if noted:
+        lineage.note_error("run", noted)
+    lineage.note_error("unknown", "error")
+    for _ in range(2):
+        lineage.end("run", {"acked": 3}, error)
+    assert run is not None and run.error == (noted or error)
+    kind = "FAIL" if noted or error else "COMPLETE"
+    assert events[2:] == [(kind, "run", {"acked": 3})]
+    lineage.end_elsewhere("run", None, {})
+    assert len(events) == 3
+
+
+def test_a_silent_collector_is_waited_for_less_the_second_time(monkeypatch):
+    waits: list[float] = []
+    emitter = SimpleNamespace(events=SimpleNamespace(unfinished_tasks=1), finish=waits.append)
+    monkeypatch.setattr(lineage, "emitters", [emitter])
+    run = lineage.Run("job", False, None, [])
+    lineage.flush(None)
+    lineage.flush(run)
+    assert run.is_collector_silent
+    emitter.events.unfinished_tasks = 0
+    lineage.flush(run)
+    assert waits == [lineage._CALL_S, lineage._SILENT_S] and waits[0] > waits[1]
+    assert not run.is_collector_silent
+
+
+ID = "7F000001000{}2A9F00000000000003E8"
+
+
+def test_half_messages_of_rows_and_of_groups():
+    next_id = ID.format(0)[:-1] + "9"
+    sends = pa.table({
+        "topic": ["t", "g"], "broker_name": ["a", "b"], "queue_id": [1, 2],
+        "queue_offset": [5, None], "offset_message_id": [ID.format(0), None],
+        "message_id": ["I1", None], "message_ids": [None, BETWEEN_IDS.join(("I2", "I3"))],
+        "half_messages": [None, BETWEEN_IDS.join((f"{ID.format(0)}:8", f"{next_id}:9"))],
+    })  # fmt: skip
+    rows = read_halves(sends).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("t", "a", 1, 5, 1000, "I1"), ("g", "b", 2, 8, 1000, "I2"), ("g", "b", 2, 9, 1001, "I3"),
+    ]  # fmt: skip
+    bad = sends.slice(0, 1).set_column(4, "offset_message_id", [["?"]])
+    with pytest.raises(errors.DeliveryError, match="no valid commit-log offset"):
+        read_halves(bad)
+
+
+@pytest.mark.parametrize("text", ["", "7F", ID.format(0)[:-1] + "G", ID.format(0) + "0", None])
+def test_ids_without_a_commit_log_offset(text):
+    good = pa.array([ID.format(0), "0" * 55 + "7"])
+    assert commit_log_offsets(good).to_pylist() == [1000, 7]
+    with pytest.raises(errors.RemoteProtocolError):
+        commit_log_offsets(pa.array([ID.format(0), text]))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "is_data"), [((), False), (("data",), True), (("unknown",), False)]
+)
+def test_rows_that_brokers_refuse_are_sent_only_by_name(reasons, is_data):
+    selected = Selection(reasons).classes
+    assert ("data" in selected) is is_data and "unknown" in (*selected, *reasons, "unknown")
+    assert (len(selected) > 1) is not reasons or bool(reasons)
+    assert ColumnPlan.__name__ and Selection().max_tries == 3 and not Selection().again
