@@ -48,6 +48,7 @@ from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part,
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.message_rules import with_namespace
+from rocket_sink.net.resolve import resolved
 from rocket_sink.options import SinkOptions
 
 _STARTS: Final = "starts"
@@ -404,7 +405,7 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     """Note durably that a write of the options' `batchId` begins, with facts of its frame.
 
     Raises:
-        CheckpointError: the `batchId` belongs to another frame.
+        CheckpointError: the `batchId` belongs to another frame, or to other name servers.
         LedgerError: the ledger's folder cannot be read or written.
     """
     place, name = resolve_path(options.ledger), f"{options.app_id}~{options.batch_id}"
@@ -413,11 +414,19 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     body = f"bodyFormat={options.body_format}, {options.columns}"
     topic = with_namespace(options.namespace, options.topic)
     facts = {"topic": topic, "body": body, **facts}
-    own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}}
+    servers = sorted({*options.name_servers, *resolved(options.name_servers)})
+    own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}, "servers": servers}
     where = store.where(file)
     with failing(f"cannot tell from {where} whether the batchId is new", where):
         note, is_new = store.agree(file, own)
     _check_name(place, name, note["name"])
+    if set(servers).isdisjoint(note["servers"]):
+        raise CheckpointError(
+            f"the ledger {place} has this batchId for the name servers "
+            f"{', '.join(note['servers'])}, and this write is for {', '.join(servers)}, perhaps of "
+            "another cluster. Nothing is sent: give the earlier name servers, or another batchId",
+            query_id=note["query_id"],
+        )
     batch = NamedBatch(place, file, note, is_new)
     batch.check(facts)
     return batch

@@ -159,6 +159,17 @@ def test_another_frame_is_refused(world, is_complete):
     assert world.sent() == ROWS
 
 
+def test_a_complete_write_is_none_for_another_cluster(world):
+    world.write()
+    with FakeCluster(brokers=1) as other:
+        other.create_topic("t", 2)
+        with pytest.raises(CheckpointError, match="batchId for the name servers"):
+            world.write(nameServer=other.name_server)
+        _, port = other.name_server.split(":")
+        named = world.cluster.name_server.replace("127.0.0.1", "localhost")
+        assert world.write(nameServer=f"localhost:{port};{named}").is_repeated
+
+
 def test_frames_with_another_last_value_of_many_are_refused(world):
     """By default Spark names the first 25 only in a plan's text."""
     many = "'x', " * 40
