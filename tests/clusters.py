@@ -36,12 +36,9 @@ def two_brokers(**broker_config):
     """
     version = os.environ.get("ROCKET_SINK_TEST_ROCKETMQ", DEFAULT_VERSION)
     quiet = {"timerFlushIntervalMs": "600000", **broker_config}
-    running = LocalCluster(brokers=2, version=version, broker_config=quiet)
-    running.start(timeout_s=600)
-    try:
-        yield running
-    finally:
-        running.stop()
+    cluster = LocalCluster(brokers=2, version=version, broker_config=quiet)
+    with cluster.start(timeout_s=600):
+        yield cluster
 
 
 def read_topic(name_server, topic, **options):

@@ -101,7 +101,6 @@ class Growth:
         table = pa.concat_tables(parts)
         begin_s = time.process_time()
         current = open_table(self.place)
-        assert current is not None
         sequence = (current.version() + 1) << 32
         files = write_data_files(
             self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]

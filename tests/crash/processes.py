@@ -91,7 +91,6 @@ class Driver:
 
     def kill(self):
         """Kill both halves, Python and the JVM, by SIGKILL."""
-        assert self.process is not None
         self.process.kill()
         kill(self.report["jvm"])
         self.process.wait()

@@ -59,7 +59,6 @@ def _blocks(text, name):
             reason = " ".join(found["reason"].split())
             continue
         if token.type == "fence" and not token.info.startswith("{"):
-            assert token.map is not None
             language = token.info.split()[0] if token.info else ""
             yield Block(name, token.map[0] + 1, language, token.content, reason)
         reason = ""

@@ -71,7 +71,6 @@ class Shell:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._server.accept()
                     self._answer(connection)
-            assert process.stdout is not None
             output = process.stdout.read()
         self.transcript.append(output)
         assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{self.said}"

@@ -173,7 +173,6 @@ def _examples(command, name):
     if isinstance(command, click.Group):
         for child_name in command.list_commands(context):
             child = command.get_command(context, child_name)
-            assert child is not None
             yield from _examples(child, f"{name} {child_name}")
     elif example := getattr(command, "example", ""):
         yield name, "\n".join(line.strip() for line in example.strip().splitlines())

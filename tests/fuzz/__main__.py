@@ -64,7 +64,6 @@ def fuzz(name, runs, corpus, bar=None):
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace",
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         for text in process.stdout:
             tail = [*tail[-60:], text]
             if found := _PROGRESS.match(text):

@@ -138,7 +138,6 @@ class Host:
             ["unshare", *flags, "--propagation", "private", "sh", "-c", _BOOT],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environ,
         )  # fmt: skip
-        assert self._kernel.stdout is not None
         assert self._kernel.stdout.readline() == "up\n", f"{self} did not start"
         (init,) = psutil.Process(self._kernel.pid).children()
         self._init = init.pid
@@ -237,7 +236,6 @@ class Host:
             [sys.executable, "-m", "tests.hosts.forwarder", self._veth, tap, str(self._number)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
-        assert self._cable.stdout is not None
         assert self._cable.stdout.readline() == "ready\n", f"no forwarder for {self}"
         self._tell_forwarder()
         # The bridge forgets the place of the host when the port is removed.
@@ -245,8 +243,6 @@ class Host:
         _ip("link", "set", tap, "master", _BRIDGE, "up")
 
     def _tell_forwarder(self):
-        assert self._cable is not None
-        assert self._cable.stdin is not None and self._cable.stdout is not None
         self._cable.stdin.write(self._broken.line())
         assert self._cable.stdout.readline() == "done\n", f"the forwarder of {self} died"
 

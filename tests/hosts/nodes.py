@@ -32,19 +32,9 @@ def name_server(host, *, port=NAME_SERVER_PORT, version=DEFAULT_VERSION, **setti
 
 
 def broker(
-    host,
-    name,
-    name_servers,
-    *,
-    port=BROKER_PORT,
-    known_as="",
-    folder="",
-    version=DEFAULT_VERSION,
-    heap_mb=256,
-    start=True,
-    secrets=None,
-    **settings,
-):
+    host, name, name_servers, *, port=BROKER_PORT, known_as="", folder="", version=DEFAULT_VERSION,
+    heap_mb=256, start=True, secrets=None, **settings,
+):  # fmt: skip
     """Return a broker of this host, started if `start` is true, without waiting for it.
 
     Args:

@@ -92,7 +92,6 @@ class Run:
     def end(self):
         """End the lanes' session."""
         if self._lanes is not None:
-            assert self._lanes.stdin is not None
             self._lanes.stdin.close()
             self._lanes.wait()
 
@@ -106,7 +105,6 @@ class Run:
             )  # fmt: skip
 
     def _heard(self, process):
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             logs = "".join(
@@ -116,7 +114,6 @@ class Run:
         return line
 
     def _ask(self, **command):
-        assert self._lanes is not None and self._lanes.stdin is not None
         self._lanes.stdin.write(json.dumps(command) + "\n")
         return json.loads(self._heard(self._lanes))
 
@@ -141,7 +138,6 @@ class Run:
         time.sleep(case.seconds * self._scale)
         back_at_ms = case.end(field)
         time.sleep(TAIL_S * self._scale)
-        assert sender.stdin is not None
         sender.stdin.write("stop\n")
         self._heard(sender)
         sender.wait()

@@ -134,7 +134,6 @@ class Replicas:
 
     def await_failover(self):
         """Return the time of the new master in the route, and start the old one as its slave."""
-        assert self._watch is not None
         at_ms = self._watch.at_ms()
         self._dead.spawn()
         return at_ms

@@ -67,7 +67,6 @@ def test_a_killed_run_leaves_nothing_behind(number):
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "MARK": mark},
     )  # fmt: skip
-    assert owner.stdout is not None
     assert owner.stdout.readline() == "standing\n"
     assert len(_marked(mark)) > 5, "the host's processes can be seen from here"
     owner.send_signal(number)
@@ -149,10 +148,8 @@ def test_a_reset_ends_each_connection_once_in_a_period():
 def test_made_segments_are_right():
     frame = _segment(1000, payload=10)
     sender = Segment.of(frame)
-    assert sender is not None
     assert (sender.sequence, sender.acknowledged, sender.payload) == (1000, 77, 10)
     answer = Segment.of(sender.refusal())
-    assert answer is not None
     assert (answer.ports, answer.sequence, answer.flags) == ((9, 1000), 77, 4)
     assert answer.flow == sender.flow
     for packet in (sender.refusal(), sender.as_reset()):

@@ -174,7 +174,6 @@ def test_sigterm_ends_a_stream_in_good_order(tmp_path, name_server):
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:
-        assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("epoch 1"):
                 break

@@ -84,7 +84,6 @@ def test_while_spark_is_at_work(ledger, tmp_path):
         tmp_path, "ledger", "show", "sends", "--ledger", ledger, "--master", "local[1]",
         "--where", f"{hours} > 0",
     ) as process:  # fmt: skip
-        assert process.stderr is not None
         while not process.stderr.readline().startswith("ledger show: "):
             assert process.poll() is None
         assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")

@@ -71,7 +71,6 @@ class World:
     def view(self, select):
         """Return the rows of a query over the ledger's views. DuckDB cannot read each table."""
         query = reader_of(self.spark, resolve_path(self.ledger.path))
-        assert query is not None
         return [SimpleNamespace(**row) for row in query(select).to_pylist()]
 
     def epochs(self):

@@ -70,7 +70,6 @@ def alerts(port):
 def test_prometheus_sees_the_rows_of_a_query(tmp_path):
     page = (ROOT / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
     block = re.search(r"## For Prometheus.*?```python\n(.*?)```", page, re.DOTALL)
-    assert block is not None
     of_driver, of_prometheus = free_port(), free_port()
     program = block[1].replace("9464", str(of_driver)) + QUERY
     target = {"targets": [f"127.0.0.1:{of_driver}"]}

@@ -75,7 +75,6 @@ def spooled(epoch):
     rows = RowsInMemory(ctx)
     rows.append(accounts(ctx, acked=1))
     handed = rows.finish()
-    assert handed is not None
     spool_handed(resolve_path(LEDGER), [handed])
 
 

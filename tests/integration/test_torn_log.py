@@ -33,11 +33,8 @@ PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true
 def cluster(request):
     # 5.3.3 appends properties to a batch's messages; 5.5.0 does not.
     running = LocalCluster(brokers=1, version="5.3.3", broker_config=request.param)
-    running.start(timeout_s=600)
-    try:
+    with running.start(timeout_s=600):
         yield running
-    finally:
-        running.stop()
 
 
 def body(topic, number):

@@ -47,9 +47,7 @@ def test_every_row_is_stored_once(spark, local_cluster, proxies, lane, kind, tmp
 
 def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_path):
     """`mqbroker --enable-proxy`: routes of the proxy's remoting port name its gRPC port."""
-    cluster = LocalCluster(brokers=1)
-    cluster.start(timeout_s=600)
-    try:
+    with LocalCluster(brokers=1).start(timeout_s=600) as cluster:
         port = conf.choose_ports(1).brokers[0]
         broker = {
             "brokerName": "broker-p",
@@ -73,8 +71,6 @@ def test_a_broker_with_a_proxy_in_its_process_is_reached_by_its_own_port(tmp_pat
                 producer.send(Message("t", b"row"))
             assert proxy.endpoints in str(error.value)
             assert [message.body for message in admin.read_topic("t")] == [b"row"]
-    finally:
-        cluster.stop()
 
 
 def test_a_proxy_is_known_by_its_answers(local_cluster, proxies):

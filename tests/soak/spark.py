@@ -116,7 +116,6 @@ class Spark:
     def end(self):
         """End the streams; return the epochs in the ledgers, by lane."""
         write_whole(self._folder / "end", "")
-        assert self._process is not None
         self._process.wait(_END_S)
         self.errors = self.stream_errors()
         done = self._folder / "done.json"
@@ -129,7 +128,6 @@ class Spark:
         """Return the processes, each with its kind."""
         if not self.alive:
             return []
-        assert self._process is not None
         pairs = [("driver", psutil.Process(self._process.pid))]
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in pairs[0][1].children(recursive=True):

@@ -98,7 +98,6 @@ class Reader:
         """Read a topic's new messages; return the queues that did not answer."""
         failed = []
         with self._lock:
-            assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(name + "\n")
             for text in self._process.stdout:
                 if not text.startswith("judge "):

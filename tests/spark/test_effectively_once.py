@@ -51,16 +51,9 @@ class World:
         }  # fmt: skip
 
     def run(
-        self,
-        ctx,
-        *,
-        cut=100,
-        crash_after=None,
-        rows=None,
-        each=lambda fed: None,
-        settings=None,
+        self, ctx, *, cut=100, crash_after=None, rows=None, each=lambda fed: None, settings=None,
         **options,
-    ):
+    ):  # fmt: skip
         """Run the task in batches of `cut` rows; it crashes after `crash_after` requests."""
         parsed = SinkOptions.parse({**self.settings, **options})
         table = rows or rows_of(ROWS)

@@ -50,14 +50,12 @@ class Driver:
         )  # fmt: skip
 
     def await_ready(self):
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line.strip() != "ready":
             _, err = self._process.communicate()
             raise AssertionError(f"a driver did not start: {line}{err[-4000:]}")
 
     def go(self):
-        assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 

@@ -61,7 +61,6 @@ def _of_process(name):
 
 def _commit(place, query, version):
     table = delta_rs.open_table(place, must=True)
-    assert table is not None
     files = write_data_files(place, [sends(context(query_id=query), _PER_COMMIT)])
     delta_rs.commit(place, table, files, query, version)
 

@@ -128,7 +128,6 @@ class HdfsServer:
              str(Path(__file__).with_name("Hdfs.java")), self._folder.name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        assert self._process.stdout is not None
         lines = iter(self._process.stdout.readline, "")
         self._root = next(line.strip() for line in lines if line.startswith("hdfs://"))
 
@@ -148,7 +147,6 @@ class HdfsServer:
     lose_answers = let_commits_meet
 
     def close(self):
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
         self._folder.cleanup()

@@ -61,7 +61,6 @@ def place(server, folder):
 
 def commit(place, query, version, token=""):
     table = delta_rs.open_table(place)
-    assert table is not None
     files = write_data_files(place, [sends(context(query_id=query), ROWS)])
     delta_rs.commit(place, table, files, query, version, token)
     append: Any = SimpleNamespace(
@@ -111,7 +110,6 @@ def test_a_try_whose_answer_is_lost_was_a_commit(server, folder):
 
 def test_a_transaction_is_taken_once(server, place):
     table = delta_rs.open_table(place)
-    assert table is not None
     commit(place, "q", 3)
     files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
     with pytest.raises(LedgerError, match="another process has committed q 3"):
@@ -177,7 +175,6 @@ def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     monkeypatch.setattr(table_module, "_allowed", {("app", folder): commits})
     delta_rs.create_table(folder, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
     table, row = delta_rs.open_table(folder), letter(context())
-    assert table is not None
     delta_rs.commit(folder, table, write_data_files(folder, [row]), "q", 0)
     ids = row["letter_id"].to_pylist()
     if commits:
@@ -194,7 +191,6 @@ def test_files_that_are_gone_are_not_committed(server, place):
     table = delta_rs.open_table(place)
     files = write_data_files(place, [sends(context(), ROWS)])
     place.filesystem().delete_file(f"{place.root}/{files[0].path}")
-    assert table is not None
     with pytest.raises(LedgerError, match=r"cannot commit .* is gone"):
         delta_rs.commit(place, table, files, "q", 0)
 
@@ -212,7 +208,6 @@ def test_a_store_that_is_away_is_no_case_for_sparks_delta(server, place):
 def test_a_commit_of_which_nothing_is_known(server, place):
     """The store has the commit, and does not answer when it is asked for it."""
     table = delta_rs.open_table(place)
-    assert table is not None
     files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
     server.lose_answers(1, then_fail=True)
     with pytest.raises(LedgerError, match="it is not known whether the rows are in"):

@@ -3,6 +3,7 @@
 The long form is a command: `python -m tests.stores`.
 """
 
+import contextlib
 import json
 from typing import Any
 
@@ -44,8 +45,7 @@ def test_what_users_do_with_a_ledger_on_s3(names):
 
 def test_the_server_refuses_to_overwrite_on_condition_only():
     """Otherwise the results of contention would mean nothing."""
-    server = S3Server()
-    try:
+    with contextlib.closing(S3Server()) as server:
         client = server.client()
         client.create_bucket(Bucket="bucket")
         with server.counted() as asked:
@@ -60,8 +60,6 @@ def test_the_server_refuses_to_overwrite_on_condition_only():
         assert asked.by_method == {"PUT": 3}
         server.conditional = False
         client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
-    finally:
-        server.close()
 
 
 def test_a_spool_file_is_written_and_read_by_one_request_each():
@@ -69,8 +67,7 @@ def test_a_spool_file_is_written_and_read_by_one_request_each():
 
     An older Arrow, without the option for it, always needs the three.
     """
-    server = S3Server()
-    try:
+    with contextlib.closing(S3Server()) as server:
         server.client().create_bucket(Bucket="bucket")
         place = place_on(server, "bucket")
         writer = SpoolWriter(place, context())
@@ -78,10 +75,7 @@ def test_a_spool_file_is_written_and_read_by_one_request_each():
             writer.append(sends(context(), 50))
             path = writer.seal()
         with server.counted() as reading:
-            assert path is not None
             assert sum(b.num_rows for b in read_batches(path, place.filesystem())) == 50
-    finally:
-        server.close()
     posts = 0 if "allow_delayed_open" in str(S3FileSystem.__doc__) else 2
     assert (writing.by_method["PUT"], writing.by_method["POST"]) == (1, posts)
     assert reading.by_method == {"HEAD": 1, "GET": 1}

@@ -4,6 +4,8 @@ Routes that workers share may be some milliseconds old: the task would not see a
 test has just made.
 """
 
+import contextlib
+
 import pyarrow as pa
 
 from rocket_sink.producer.engine.engine import SendEngine
@@ -15,10 +17,7 @@ from rocket_sink.task.runner import TaskRunner
 def run_task(options, ctx, columns):
     """Run the task and return its summary; an error of the task is raised here."""
     batch = pa.RecordBatch.from_pydict(columns)
-    pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
-    run = TaskRunner(options, ctx, pool=pool)
-    try:
+    with contextlib.closing(ProducerPool(make=lambda own: SendEngine(own, shared=None))) as pool:
+        run = TaskRunner(options, ctx, pool=pool)
         run.feed(batch, resolve_columns(batch.schema, options))
         return run.finish()
-    finally:
-        pool.close()

@@ -27,7 +27,6 @@ def rows_of(**columns):
 
 def ids(*batches, ctx=CTX):
     maker = task_ids(ctx)
-    assert maker is not None
     return [message_id for batch in batches for message_id in maker.ids(batch).to_pylist()]
 
 
@@ -90,7 +89,6 @@ def test_ids_of_a_large_batch_differ():
 
 def timed_ids(*batches):
     maker = task_ids(CTX, timed=True)
-    assert maker is not None
     return [
         message_id
         for batch in batches

@@ -41,9 +41,7 @@ def read_all(headers):
     reader, frames = FrameReader(shapes=AnswerShapes()), []
     for header in headers:
         reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
-        frame = reader.next_frame()
-        assert frame is not None
-        frames.append(frame)
+        frames.append(reader.next_frame())
     return frames
 
 
@@ -201,7 +199,6 @@ def test_one_of_another_kind_among_many_is_read_by_itself(changes):
     odd = frames[20]
     for name, value in changes.items():
         if isinstance(value, str):
-            assert odd.ext is not None
             odd.ext = {**odd.ext, name: value}
         else:
             setattr(odd, name, value)

@@ -136,7 +136,6 @@ class Standalone:
                 [sys.executable, "-m", "tests.hosts.standalone.driver"],
                 env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
-        assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps(own_plan).encode())
         self.driver.stdin.close()
 
@@ -158,7 +157,6 @@ class Standalone:
     def told(self, report):
         """Wait for the driver's report and return it by lane."""
         self.await_driver(report.exists)
-        assert self.driver is not None
         self.driver.wait()
         found: dict[str, Any] = json.loads(report.read_text())
         return found

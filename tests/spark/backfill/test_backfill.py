@@ -99,9 +99,7 @@ class Desk(NamedTuple):
 
     def pending(self, source):
         """Return the frame of the table's rows that are not sent yet."""
-        letters = source.pending(self.spark, self.ledger, Selection())
-        assert letters is not None
-        return letters
+        return source.pending(self.spark, self.ledger, Selection())
 
     def kill_after_mark(self, source):
         """Mark the table's first row, as a backfill did that was killed then; return the row."""
