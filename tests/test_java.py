@@ -72,7 +72,7 @@ def test_none_names_each_candidate_and_both_ways_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "version"), [("17.0.15", 17), ("1.8.0_292", 8), ("21", 21), ("25.0.2", 25)]
+    ("text", "version"), [("17.0.15", 17), ("1.8.0_292", 8), ("1.8", 8), ("21", 21), ("25.0.2", 25)]
 )
 @pytest.mark.parametrize("release", [True, False])
 def test_versions(tmp_path, text, version, release):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import rocket_sink
 from rocket_sink import errors
 from rocket_sink import message_rules as rules
 from rocket_sink.errors import MessageError, RocketSinkError
@@ -174,6 +175,11 @@ def test_properties_cannot_be_changed_from_outside():
     assert dict(message.properties) == {"a": "b"}
     with pytest.raises(TypeError):
         message.properties["a"] = "c"  # type: ignore[index]
+
+
+def test_the_package_has_no_other_names():
+    with pytest.raises(AttributeError, match="no attribute 'Massage'"):
+        _ = rocket_sink.Massage
 
 
 def test_all_of_javas_reserved_names_are_reserved():

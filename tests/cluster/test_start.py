@@ -5,6 +5,8 @@ import json
 import os
 import queue
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from unittest.mock import MagicMock, call
 import psutil
 import pytest
 
-from rocket_sink.cluster import LocalCluster, conf, detached, guard, layout, local, node
+from rocket_sink.cluster import LocalCluster, conf, detached, guard, layout, local, node, probe
 from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
@@ -28,9 +30,11 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java
 from rocket_sink.private_file import FileLock
 from rocket_sink.testing import Answer
+from rocket_sink.wire.headers import Frame
 from tests.cluster.test_jars import java_that
 from tests.cluster.test_layout import Keys
 from tests.clusters import scripted_cluster
+from tests.tls_relay import TlsRelay
 
 cluster = scripted_cluster(1, **{"broker-a": 1})
 JAVA, KEYS = Java(Path("/jdk"), 17, "test"), Keys("user", "key")
@@ -381,6 +385,27 @@ def test_the_probe_of_a_broker(cluster):
     frame = broker.requests[-1]
     assert bytes(frame.body) == b"brokerPermission=4\n"
     assert frame.ext["AccessKey"] == "user" and frame.ext["Signature"]
+
+
+@pytest.mark.parametrize("needs_client", [False, True])
+def test_the_probe_trusts_its_authority_only(needs_client, cluster, tmp_path, closing):
+    def prepare(context):
+        if needs_client:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(own.ca)
+
+    own, other = (make_certificates(tmp_path / name) for name in ("own", "other"))
+    broker = cluster.brokers[0]
+    broker.on(25, Answer(0), times=None)
+    relay = closing(TlsRelay(broker.address, (own.server_cert, own.server_key), prepare))
+    Probe(None, own.ca, own.client).register_now(relay.address, 6)
+    for stranger in (Probe(), Probe(None, other.ca), *[Probe(None, own.ca)] * needs_client):
+        with pytest.raises(ProbeFailed, match=f"{relay.address} does not answer"):
+            stranger.register_now(relay.address, 6)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError, match="closed in the middle"):
+        theirs.shutdown(socket.SHUT_WR)
+        probe._exchange(ours, Frame(25))
 
 
 @pytest.mark.parametrize(("settings", "permission"), [({}, 6), ({"brokerPermission": "4"}, 4)])
