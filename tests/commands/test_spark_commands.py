@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from rocket_sink import cli
 from rocket_sink.commands import stream
 from rocket_sink.commands.common.stream_run import Report, Source
+from rocket_sink.commands.transactions import settle_in_order
 from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.driver.fold import FoldSummary
 from rocket_sink.ledger.upkeep.erase import Erased
@@ -241,6 +242,13 @@ def test_open_transactions_are_settled(
     document = run("transactions settle", ledger, *names, "--json", code=code).json()
     assert [bool(each["error"]) for each in document] == ["stays open" in line for line in lines]
     assert sum(each["refused"] for each in document) == (2 if LOST in ends.values() else 0)
+
+
+def test_the_bar_counts_the_messages_of_all_transactions(monkeypatch):
+    monkeypatch.setattr(Committer, "ends", {("b", 0): AWAY})
+    bar, options = MagicMock(), SimpleNamespace(ledger="/l")
+    settle_in_order(Committer(None, options), Committer.rows[:2], bar)  # type: ignore[arg-type]
+    assert [each.args[0] for each in bar.advance_to.call_args_list] == [500, 1000, 1500, 2000]
 
 
 @pytest.mark.parametrize("command", ["settle --dry-run", "list --all --limit 2"])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rocket_sink.commands.verify import _show
+from rocket_sink.commands.verify import _MEANING, _show
 from rocket_sink.ledger.query.verify import StoredPlaces, Verification
 from rocket_sink.ledger.records import in_order, resolution_rows, send_rows
 from rocket_sink.message import Message, MessageQueue
@@ -90,8 +90,10 @@ def test_deleted_doubled_and_foreign_messages_are_told(cluster, tmp_path, delete
 
 @pytest.mark.parametrize(("missing", "end"), [(5, "e"), (6, "e, ...")])
 def test_examples_end_in_dots_only_if_there_are_more(capsys, missing, end):
-    _show(Verification("t", 9, 9, missing, 0, 0, examples={"missing": list("abcde")}), {})
-    assert f"missing: a, b, c, d, {end}\n" in capsys.readouterr().out
+    _show(Verification("t", 9, 9, missing, 0, 0, examples={"missing": list("abcde")}), _MEANING)
+    out = capsys.readouterr().out
+    assert f"missing: a, b, c, d, {end}\n" in out
+    assert "twice 0 further" in " ".join(out.split()) and "not due" not in out
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
