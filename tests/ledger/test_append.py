@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
 import pyarrow as pa
@@ -312,6 +313,119 @@ def test_how_spark_is_asked_for_rows(new, tmp_path):
     with_base.return_value.parquet.assert_called_once_with(f"file:{file}")
     with pytest.raises(LedgerError, match="needs Spark's Delta"):
         ledger.at(1).rows(driver)
+
+
+COMMIT = {"userMetadata": "token", "operationMetrics": {"numOutputRows": "7"}}
+
+
+@pytest.mark.parametrize(
+    ("newest", "history", "result"),
+    [
+        (3, [], "the log ends before the version 4"),
+        (4, [], None),
+        (6, [{}, COMMIT], 7),
+        (6, [{}, {}], None),
+        (6, [{}], "the log no longer has the version 5"),
+        (6, [{}, {**COMMIT, "operationMetrics": {}}], "does not tell how many rows"),
+    ],
+)
+@pytest.mark.parametrize("is_classic", [True, False])
+def test_the_rows_of_a_commit_are_in_deltas_history(
+    monkeypatch, newest, history, result, is_classic
+):
+    """Ask Spark's Delta on Spark Connect, and if pyarrow does not reach the store."""
+    place = LedgerPath("s3a://b/k", "b/k", is_local=False, problem="no keys" * is_classic)
+    rows = [SimpleNamespace(**{"userMetadata": None, **commit}) for commit in history]
+    delta, driver = MagicMock(), session() if is_classic else SimpleNamespace()
+    delta.return_value.forPath.return_value.history.return_value.collect.return_value = rows
+    monkeypatch.setattr(table_module, "_delta_table", delta)
+    monkeypatch.setattr(table_module, "table_version", lambda *_: newest)
+    monkeypatch.setattr(table_module, "reading", lambda _: nullcontext())
+    monkeypatch.setattr(table_module, "added_rows", None)
+    if isinstance(result, str):
+        error = LedgerError if "rows" in result else FileNotFoundError
+        with pytest.raises(error, match=result):
+            table_module.rows_of_commit(driver, place, "token", 4)
+    else:
+        assert table_module.rows_of_commit(driver, place, "token", 4) == result
+    if newest == 6:
+        delta().forPath.assert_called_once_with(driver, place.uri)
+        delta().forPath().history.assert_called_once_with(2)
+
+
+@pytest.mark.parametrize(
+    ("master", "has"),
+    [("local", False), ("local[2]", False), ("local-cluster[2,1,1024]", True), ("yarn", True)],
+)
+def test_executors_prove_a_ledger_once(tmp_path, monkeypatch, master, has):
+    jobs: list[tuple[int, int]] = []
+
+    def parallelize(numbers: Any, count: int) -> Any:
+        jobs.append((len(numbers), count))
+        return SimpleNamespace(foreachPartition=lambda check: [check(n) for n in numbers])
+
+    driver = session()
+    driver.sparkContext.master, driver.sparkContext.parallelize = master, parallelize
+    monkeypatch.setattr(table_module, "_proved", set())
+    place = resolve_path(tmp_path)
+    assert table_module.has_executors(driver) == has
+    for slots in (1, 1, 5):
+        driver.sparkContext.defaultParallelism = slots
+        driver.sparkContext.applicationId = f"app-{slots}"
+        table_module.prove_executors(driver, place)
+    assert jobs == ([(2, 2), (5, 5)] if has else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (FileNotFoundError("x"), "are gone or damaged"), (pa.ArrowInvalid("x"), "gone or damaged"),
+        (OSError("Object not found"), "gone or damaged"), (OSError("a disk"), "read now: a disk"),
+    ],
+)  # fmt: skip
+def test_what_an_error_of_a_read_says(place, monkeypatch, error, says):
+    table: Any = delta_rs.open_table(place)
+
+    def fail(*_: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(delta_rs, "as_dataset", fail)
+    with pytest.raises(LedgerError, match=f"^All sent. the ledger .*{says}") as caught:
+        delta_rs.selected_rows(table, None, [], "All sent. ")
+    assert caught.value.path == table.table_uri
+    stand_in: Any = SimpleNamespace(transaction_version=fail)
+    if isinstance(error, OSError):
+        with pytest.raises(LedgerError, match="cannot be read now") as caught:
+            delta_rs.last_version(place, stand_in, "q")
+        assert caught.value.path == place.uri
+    error = OSError("y" * 999)
+    with pytest.raises(LedgerError, match=r"read now: y{400}$"):
+        delta_rs.last_version(place, stand_in, "q")
+
+
+@pytest.mark.parametrize(
+    ("stats", "rows"),
+    [('{"numRecords": 5}', 5), ('{"numRecords": 0}', 0), ("{}", None), ("", None)],
+)
+def test_the_rows_that_a_commit_has_added(place, stats, rows):
+    """Only commits after a version are read, the newest first; each needs its number of rows."""
+    log, actions = Path(place.root, "_delta_log"), [{"commitInfo": {"userMetadata": "token"}}]
+    actions += [{"add": {"stats": stats}}, {"add": {"stats": '{"numRecords": 2}'}}, {"remove": {}}]
+    (log / f"{5:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    (log / f"{6:020}.json").write_text(json.dumps({"commitInfo": {"userMetadata": "other"}}))
+    if rows is None:
+        with pytest.raises(LedgerError, match=r"stats\.collect .* at their default") as caught:
+            delta_rs.added_rows(place, "token", 4, 6)
+        assert caught.value.path == place.uri
+    else:
+        assert delta_rs.added_rows(place, "token", 4, 6) == rows + 2
+    assert delta_rs.added_rows(place, "token", 5, 6) is None
+    with pytest.raises(FileNotFoundError, match="no longer has the version 4"):
+        delta_rs.added_rows(place, "none", 3, 6)
+    (log / f"{6:020}.json").unlink()
+    (log / f"{6:020}.json").mkdir()
+    with pytest.raises(LedgerError, match="cannot be read now"):
+        delta_rs.added_rows(place, "token", 4, 6)
 
 
 @pytest.mark.parametrize(

@@ -159,13 +159,15 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
     for name in ("_prove", "try_commit"):
         monkeypatch.setattr(shared, name, fail if name == failing else lambda *given: None)
     monkeypatch.setattr(shared, "_not_before_s", {})
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: 100.0))
     assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached
     assert ("Spark's Delta commits to the ledger s3a://b/k" in caplog.text) != reached
-    # The store may have been away, so the driver asks executors again after a while.
+    # The store may have been away, so the driver asks executors again after five minutes.
     reached = True
-    monkeypatch.setattr(shared, "_not_before_s", {})
-    assert shared.open_for_commits(session, place) is table
+    for now_s, result in ((399.0, None if failing else table), (400.0, table)):
+        monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+        assert shared.open_for_commits(session, place) is result
 
 
 def test_a_new_session_has_its_own_keys(monkeypatch):
