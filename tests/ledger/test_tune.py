@@ -89,12 +89,6 @@ def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one():
     assert list(replayed.latency_ms).count(2.0) == len(QUICK) + 4
 
 
-def test_no_other_broker_nothing_moves():
-    replayed = replay(attempts(*SLOW), PROFILES["5.x"])
-    assert replayed.moved == 0
-    assert replayed.isolations > 0
-
-
 def test_hosts_have_tables_of_their_own():
     rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
     replayed = replay(attempts(*rows), PROFILES["5.x"])
@@ -106,6 +100,7 @@ def test_hosts_have_tables_of_their_own():
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
+        ([*SLOW, END], (0, 1, 7.0)),
         # A broker whose last answer is older than a minute takes no messages.
         ([(0.0, "quick", 0.0), (59.0, "slow", 600.0), (60.0, "slow", 600.0)], (1, 1, 2.0)),
         ([(0.0, "quick", 0.0), (59.0, "slow", 600.0), (60.125, "slow", 1.0)], (0, 1, 2.0)),
@@ -121,7 +116,8 @@ def test_hosts_have_tables_of_their_own():
 )
 def test_when_messages_move(rows, expected):
     replayed = replay(attempts(*rows), PROFILES["5.x"])
-    assert (replayed.moved, replayed.isolations, replayed.isolated_s) == expected
+    result = replayed.moved, replayed.isolations, replayed.isolated_s
+    assert result == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +363,7 @@ WINDOW = SinkOptions().max_in_flight_bytes
     ("waits_ms", "rtt_ms", "share", "advice"),
     [
         ([0, 0, 30, 30], 10, 0.45, 2),
-        ([0, 0, 30, 30], 10, 0.44, "but for a turn"),
+        ([0, 0, 30, 30], 10, 0.44, "2 requests waited, half of them 30.0 ms or more, but for a "),
         ([0, 0, 30, 30], 10, 1.0, 4),
         ([0, 0, 0, 30], 10, 0.45, "do not wait"),
         ([0, 0, 21, 21], 10, 0.45, 2),
@@ -402,17 +398,6 @@ def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path, size):
     named = advice(tmp_path / "unnamed", rows)
     assert named == {"backPressureForAsyncSendSize": str(2 * size)}
     assert advice(tmp_path / "set", rows, backPressureForAsyncSendSize=size) == named
-
-
-def test_waits_for_strict_turns_ask_for_nothing(tmp_path):
-    """One request of a queue is in flight, the others wait for their turn."""
-    rows = [
-        attempt(started_ms=1_700_000_000_000, body_bytes=100_000, rtt_ms=10.0,
-                queue_wait_ms=11.0 * n)
-        for n in range(60)
-    ]  # fmt: skip
-    [(_, why)] = advice(tmp_path, rows).items()
-    assert why.startswith("58 requests waited") and why.endswith("nothing to gain")
 
 
 def test_a_value_that_is_set_is_not_advised_again(tmp_path):

@@ -119,21 +119,14 @@ KIB, MIB = 1024, 1024 * 1024
 @pytest.mark.parametrize(
     ("sizes", "everything", "merged"),
     [
-        ([1] * 7, False, 0),
-        ([1] * 8, False, 8),
-        ([1] * 7 + [(1, 511)], False, 8),
-        ([1] * 7 + [(1, 512)], False, 0),
-        ([1] * 7 + [32 * KIB - 1], False, 8),
-        ([1] * 7 + [32 * KIB], False, 0),
-        ([1] * 8 + [32 * KIB], False, 8),
-        ([1] * 7 + [32 * KIB] * 8, False, 15),
-        ([16 * MIB - 1] * 8, False, 8),
-        ([16 * MIB] * 8, False, 0),
-        ([16 * MIB] * 8, True, 0),
-        ([1, 16 * MIB], True, 0),
+        ([1] * 7, False, 0), ([1] * 8, False, 8), ([1] * 8 + [32 * KIB], False, 8),
+        ([1] * 7 + [(1, 511)], False, 8), ([1] * 7 + [(1, 512)], False, 0),
+        ([1] * 7 + [32 * KIB - 1], False, 8), ([1] * 7 + [32 * KIB], False, 0),
+        ([1] * 7 + [32 * KIB] * 8, False, 15), ([16 * MIB - 1] * 8, False, 8),
+        ([16 * MIB] * 8, False, 0), ([16 * MIB] * 8, True, 0), ([1, 16 * MIB], True, 0),
         ([1, 16 * MIB - 1], True, 2),
     ],
-)
+)  # fmt: skip
 def test_small_files_are_merged_by_tiers(monkeypatch, sizes, everything, merged):
     """Judge a file by its bytes, or by 64 bytes for each of its rows if these are more."""
     place, groups = LedgerPath("file:/ledger", "/ledger", is_local=True), []
