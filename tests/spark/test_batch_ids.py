@@ -11,6 +11,7 @@ from rocket_sink import RocketSink, register
 from rocket_sink.errors import CheckpointError, LedgerError, OptionError
 from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
+from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
