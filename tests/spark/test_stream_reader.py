@@ -71,9 +71,26 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster):
     fill(cluster, 1, broker=1, queue=1)
     end = stream.latestOffset(ZERO, ALL)
     fill(cluster, 5)
-    assert end == offsets(2, 0, 0, 1) == stream.reportLatestOffset()
+    assert end[TOPIC] == offsets(2, 0, 0, 1)[TOPIC] == stream.reportLatestOffset()[TOPIC]
     assert bodies(stream, ZERO, end) == ["000", "001", "110"]
     assert bodies(stream, end, end) == []
+
+
+def test_offsets_of_another_cluster_are_not_read(cluster):
+    """It has more messages, so no queue ends before the checkpoint's offset."""
+    fill(cluster, 2)
+    end = reader(cluster).latestOffset(ZERO, ALL)
+    with FakeCluster(brokers=2) as other:
+        other.create_topic(TOPIC, 2)
+        fill(other, 3)
+        moved = reader(other)
+        later = moved.latestOffset(end, ALL)
+        for start, stop in ((end, later), (ZERO, end)):
+            with pytest.raises(ConfigurationError, match="offsets are of a cluster with"):
+                moved.partitions(start, stop)
+        assert bodies(reader(other, failOnDataLoss="false"), end, later) == ["002"]
+    again = reader(cluster, nameserver=f"127.0.0.1:1;{cluster.name_server}")
+    assert again.partitions(end, again.latestOffset(end, ALL)) == []
 
 
 def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster):
@@ -89,7 +106,7 @@ def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster):
     for logged, expected in ((end, ["000", "001"]), (offsets(1, 0, 0, 0), [])):
         again = reader(cluster)
         assert bodies(again, again.initialOffset(), logged) == expected
-        assert again.latestOffset(logged, ALL) == offsets(8, 0, 0, 0)
+        assert again.latestOffset(logged, ALL)[TOPIC] == offsets(8, 0, 0, 0)[TOPIC]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +121,8 @@ def test_a_limit_is_shared_out_by_what_waits(cluster, most, expected):
     fill(cluster, 6)
     fill(cluster, 3, broker=1)
     assert stream.getDefaultReadLimit() == ReadMaxRows(most)
-    assert stream.latestOffset(ZERO, ReadMaxRows(most)) == offsets(*expected)
-    assert stream.latestOffset(ZERO, ALL) == offsets(6, 0, 3, 0)
+    assert stream.latestOffset(ZERO, ReadMaxRows(most))[TOPIC] == offsets(*expected)[TOPIC]
+    assert stream.latestOffset(ZERO, ALL)[TOPIC] == offsets(6, 0, 3, 0)[TOPIC]
 
 
 def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
@@ -115,13 +132,13 @@ def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
     fill(cluster, 1)
     # The first epoch of a start waits for nothing.
     first = stream.latestOffset(ZERO, limit)
-    assert first == offsets(1, 0, 0, 0)
+    assert first[TOPIC] == offsets(1, 0, 0, 0)[TOPIC]
     fill(cluster, 2)
     assert stream.latestOffset(first, limit) == first
     fill(cluster, 1, broker=1)
-    assert stream.latestOffset(first, limit) == offsets(3, 0, 1, 0)
+    assert stream.latestOffset(first, limit)[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
     impatient = reader(cluster, minOffsetsPerTrigger="100", maxTriggerDelay="0")
-    assert impatient.latestOffset(first, limit) == offsets(3, 0, 1, 0)
+    assert impatient.latestOffset(first, limit)[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
 
 
 def test_available_now_ends_where_the_topic_ended_at_the_start(cluster):
@@ -134,7 +151,7 @@ def test_available_now_ends_where_the_topic_ended_at_the_start(cluster):
     # A query that begins with `latest` may begin later, and a topic may be made anew.
     for begin, last in ((0, 2), (2, 2), (3, 3), (9, 4)):
         start = offsets(begin, 0, 0, 0)
-        assert stream.latestOffset(start, ReadMinRows(100)) == offsets(last, 0, 0, 0)
+        assert stream.latestOffset(start, ReadMinRows(100))[TOPIC] == offsets(last, 0, 0, 0)[TOPIC]
 
 
 def test_a_new_queue_is_read_from_its_first_message(cluster):
@@ -153,7 +170,7 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     fill(cluster, 1, broker=1)
     cluster.brokers[1].kill()
     end = stream.latestOffset(ZERO, ALL)
-    assert end == offsets(1, 0, 0, 0)
+    assert end[TOPIC] == offsets(1, 0, 0, 0)[TOPIC]
     assert "the broker broker-b is away" in caplog.text
     assert bodies(stream, ZERO, end) == ["000"]
     # A query that runs outlives all brokers and name servers; a start needs one of each.
@@ -169,7 +186,7 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     cluster.register()
     for broker in cluster.brokers:
         broker.restart()
-    assert stream.latestOffset(end, ALL) == offsets(1, 0, 1, 0)
+    assert stream.latestOffset(end, ALL)[TOPIC] == offsets(1, 0, 1, 0)[TOPIC]
 
 
 def test_a_refusal_is_no_broker_that_is_away(cluster):
@@ -225,7 +242,7 @@ def test_a_time_after_the_newest_message_of_an_old_broker(cluster, monkeypatch):
     )
     for ms, offset in ((5000, 3), (1020, 2)):
         first = reader(cluster, startTimestamp=str(ms)).initialOffset()
-        assert first == offsets(offset, 0, 0, 0)
+        assert first[TOPIC] == offsets(offset, 0, 0, 0)[TOPIC]
 
 
 def test_a_namespace_is_part_of_topic_checkpoint_and_group(cluster, monkeypatch):
@@ -289,13 +306,13 @@ def test_spark_before_4_2_passes_no_start(cluster, monkeypatch):
     fill(cluster, 1)
     assert stream.initialOffset() == end == offsets(1, 0, 0, 0)
     cluster.brokers[1].kill()
-    assert stream.latestOffset() == offsets(2, 0, 0, 0)
+    assert stream.latestOffset()[TOPIC] == offsets(2, 0, 0, 0)[TOPIC]
     # A process that has just started does not know the offsets of a broker that is away.
     with pytest.raises(SendError):
         reader(cluster).latestOffset()
     cluster.forget_brokers()
     cluster.register("broker-a")
-    assert stream.latestOffset() == offsets(2, 0, 0, 0)
+    assert stream.latestOffset()[TOPIC] == offsets(2, 0, 0, 0)[TOPIC]
     restarted = reader(cluster)
     with pytest.raises(ConfigurationError, match="broker of broker-b:0, broker-b:1 was away when"):
         restarted.partitions(offsets(1, 0, 0, 0), restarted.latestOffset())

@@ -9,7 +9,8 @@ that starts again reads on where its last epoch ended, and a repeated epoch read
 - If brokers or all name servers are away, their queues keep their offsets. Nothing is skipped, and
   the query reads on when they are back. Only a start needs one name server and one broker.
 - `failOnDataLoss` is for messages that cannot be read any more: retention has deleted them, the
-  topic was deleted or made anew with fewer messages, or brokers refuse to read the queue.
+  topic was deleted or made anew with fewer messages, or brokers refuse to read the queue. It is
+  also for offsets of another cluster, which an epoch's end names from Spark 4.2 on (`_CLUSTER`).
 
 Spark calls all methods but `read` in one process per query. Before 4.2 it tells the reader no start
 of an epoch, and asks for the first offset after the first end. So the reader remembers both: the
@@ -22,6 +23,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -31,6 +33,7 @@ from rocket_sink.errors import ConfigurationError, OptionError, RocketSinkError,
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
+from rocket_sink.net.resolve import resolved
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin, is_away
 from rocket_sink.spark.reading.batch import MessageReader, QueueRange, parts_of, queue_name
@@ -50,6 +53,8 @@ except ImportError:  # Spark 4.0 and 4.1 tell a reader neither its start nor a l
 _LOG: Final = log.logger(__name__)
 _BEGINS: Final = "begins at"
 """The key of an epoch's start in its end. No topic can have this name."""
+_CLUSTER: Final = "read from"
+"""The key of the cluster in an epoch's end: its name servers, their addresses and the brokers'."""
 Offsets: TypeAlias = "dict[str, int]"
 """{name of a queue: offset}."""
 
@@ -61,8 +66,9 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Raises:
         OptionError: a limit of epochs before Spark 4.2; an offset of a queue that is not there.
         NoRouteError: the name servers do not know the topic.
-        ConfigurationError: the checkpoint is of another topic; with failOnDataLoss, messages that
-            cannot be read any more; before Spark 4.2, an epoch without the queues of a broker.
+        ConfigurationError: the checkpoint is of another topic; with failOnDataLoss, the checkpoint
+            is of another cluster, or messages cannot be read any more; before Spark 4.2, an epoch
+            without the queues of a broker.
     """
 
     asked: ReadOptions
@@ -115,7 +121,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self.asked.min_offsets_per_trigger)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Offsets]:  # noqa: N802
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next epoch; `start` if no epoch is due. Spark 4.0 and 4.1 pass no
         arguments."""
         if start is None:
@@ -140,13 +146,21 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: min(ends[name], begins.get(name, 0) + n) for name, n in shares.items()}
         self._epoch_s = time.monotonic()
         first = {_BEGINS: begins} if start and begins == self._first else {}
-        return start if start and ends == begins else {self._topic: ends, **first}
+        # Spark before 4.2 compares the end with the start, to see whether messages wait.
+        cluster = {_CLUSTER: self._cluster} if start else {}
+        return start if start and ends == begins else {self._topic: ends, **first, **cluster}
 
     def reportLatestOffset(self) -> dict[str, Offsets]:  # noqa: N802
         """Return the ends as of the last look; with them Spark's progress shows the lag."""
         return {self._topic: self._ends}
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
+        for servers in filter(None, (start.get(_CLUSTER), end.get(_CLUSTER))):
+            if set(servers).isdisjoint(self._cluster):
+                self._batch.report_loss(
+                    f"the checkpoint's offsets are of a cluster with {', '.join(servers)}, and "
+                    f"this one has {', '.join(self._cluster)}. There they name other messages"
+                )
         begins, ends = end.get(_BEGINS) or self._offsets(start), self._offsets(end)
         if begins == self._first and not self._ends:
             # The first epoch runs again. Before Spark 4.2 its new start may be after its end.
@@ -177,6 +191,16 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+
+    @cached_property
+    def _cluster(self) -> list[str]:
+        """Addresses by which the cluster is known again: it has one of them at least."""
+        servers = self.options.name_servers
+        addresses = {*servers, *resolved(servers)}
+        with contextlib.suppress(RocketSinkError):
+            for broker in self._connect().topic_route(self.options.topic).brokers:
+                addresses.update(broker.addresses.values())
+        return sorted(addresses)
 
     def _connect(self) -> Admin:
         if self._admin is None:
