@@ -17,7 +17,7 @@ from rocket_sink.spark.reading import stream as module
 from rocket_sink.spark.reading.batch import queue_name
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.reading.stream import TopicStream
-from rocket_sink.testing import Answer
+from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
