@@ -2,9 +2,14 @@
 
 import datetime as dt
 import inspect
+import logging
 import pkgutil
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +20,7 @@ from pyspark.sql import Row
 
 from rocket_sink import cli
 from rocket_sink.commands import stream
+from rocket_sink.commands.common import spark_input
 from rocket_sink.commands.common.stream_run import Report, Source
 from rocket_sink.commands.transactions import settle_in_order
 from rocket_sink.errors import DeliveryError, LedgerError
@@ -242,6 +248,51 @@ def test_open_transactions_are_settled(
     document = run("transactions settle", ledger, *names, "--json", code=code).json()
     assert [bool(each["error"]) for each in document] == ["stays open" in line for line in lines]
     assert sum(each["refused"] for each in document) == (2 if LOST in ends.values() else 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "stops", "keeps_log"),
+    [(None, 1, False), (KeyboardInterrupt(), 0, False), (LedgerError("no"), 1, False),
+     (ValueError("no"), 1, True)],
+)  # fmt: skip
+def test_ctrl_c_ends_what_was_started_since(error, stops, keeps_log, tmp_path, monkeypatch, capfd):
+    """Do not call Spark then: its JVM has ended. Only an error of others names Spark's log."""
+
+    def sleeper() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    def fail() -> None:
+        if isinstance(error, KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        elif error:
+            raise error
+
+    build, before = MagicMock(), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", build)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr("sys.argv", ["rocket-sink"])
+    processes = [sleeper()]
+    try:
+        with (
+            pytest.raises(type(error)) if error else nullcontext(),
+            spark_input.spark_session("x", master="m", packages=("p",), spark_conf={"a": "b"}),
+        ):
+            processes.append(sleeper())
+            fail()
+        ended = [process.poll() is not None for process in processes]
+        assert ended == [False, isinstance(error, KeyboardInterrupt)]
+        assert (logging.root.manager.disable == logging.CRITICAL) is ended[1]
+    finally:
+        logging.disable(logging.NOTSET)
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert build.return_value.stop.call_count == stops
+    assert signal.getsignal(signal.SIGINT) is before
+    assert build.call_args == call("rocket-sink x", master="m", conf={"a": "b"}, packages=("p",))
+    assert len(list(tmp_path.iterdir())) == keeps_log
+    assert ("Spark's log: " in capfd.readouterr().err) is keeps_log
 
 
 def test_the_bar_counts_the_messages_of_all_transactions(monkeypatch):
