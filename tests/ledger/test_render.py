@@ -5,7 +5,9 @@ import html
 import io
 import json
 import re
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -70,6 +72,8 @@ def test_the_tables_columns():
         ]
         for table in tables(full)[1:]
     }
+    names = ["accounts", "brokers", "isolations", "dead_letters", "errors", "epochs"]
+    assert [table.name for table in tables(full)] == [*names, "consumption"]
     at = "2024-05-06 07:08:09.250000+00:00"
     assert shown == {
         "Latency per broker (last byte to answer)": [
@@ -217,7 +221,14 @@ def test_commands_on_the_page_have_the_name_servers_of_the_environment(monkeypat
     assert "HOST:9876" not in text
 
 
-def test_the_bundle_of_vega_is_handed_on_with_its_notice():
+def test_the_bundle_of_vega_is_handed_on_with_its_notice(monkeypatch):
+    bundle = SimpleNamespace(javascript_bundle=lambda: "a</SCRIPT>\t</b>")
+    with monkeypatch.context() as patch:
+        patch.setattr(page.importlib.util, "find_spec", lambda _: True)
+        patch.setitem(sys.modules, "vl_convert", bundle)
+        assert page.chart_library.__wrapped__().endswith("*/\na<\\/SCRIPT>\\t</b>")
+        patch.setattr(page.importlib.util, "find_spec", lambda _: None)
+        assert page.chart_library.__wrapped__() == ""
     pytest.importorskip("vl_convert")
     notice = page.chart_library()[:2000]
     assert notice.startswith("/*\nVega 6 (Copyright")

@@ -10,18 +10,16 @@ from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.consumption import QueueConsumption
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_flight_rows, isolation_rows, resolution_rows, send_rows
 from rocket_sink.ledger.report import Scope, figures
-from rocket_sink.ledger.report.tables import _QUEUES, tables
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import queried, reader, rows_of
 from rocket_sink.routing.fault import Isolation
-from tests.ledger.views import quick_ledger, report_of
+from tests.ledger.views import quick_ledger
 
-from .values import accounts, attempt, confirmed, context, letter, session, write_spool
+from .values import accounts, attempt, confirmed, context, letter, session
 
 SPARK = session()
 """A session whose appends delta-rs commits; delta-rs and DuckDB read the ledgers."""
@@ -104,17 +102,6 @@ def test_totals(report):
     assert {(e.query_id, e.epoch, e.adds_up) for e in report.epochs} == {
         ("query", 0, True), ("o'th\\er {1}", 0, False)
     }  # fmt: skip
-
-
-def test_tables_show_figures_that_are_there(report):
-    shown = tables(report)
-    names = ["accounts", "brokers", "isolations", "dead_letters", "errors", "epochs"]
-    assert [table.name for table in shown] == names
-    columns = [(column, dir(table.rows[0])) for table in shown[1:] for column in table.columns]
-    columns += [(column, QueueConsumption.__dataclass_fields__) for column in _QUEUES]
-    for column, values in columns:
-        assert column.kind in ("", "n", "t", "x", "q", "f"), column
-        assert callable(column.value) or column.value in values, column
 
 
 def test_brokers(report):
@@ -259,11 +246,6 @@ class TestMixed:
                 mixed[0].report(SPARK, query=query_id)
 
 
-def test_no_ledger(tmp_path):
-    with pytest.raises(LedgerError, match="there is no ledger"):
-        Ledger(tmp_path / "none").report(SPARK)
-
-
 class TestWithoutSpark:
     """delta-rs and DuckDB read a ledger without a session."""
 
@@ -276,13 +258,6 @@ class TestWithoutSpark:
         assert found["enable_progress_bar"] is False
         assert found["memory_limit"] in ("953.6 MiB", "1.0 GB", "1GB")
         assert "rocket-sink-duckdb" in found["temp_directory"]
-
-    def test_what_is_not_folded_is_counted(self, ledger):
-        write_spool(ledger.path, context(epoch=5), accounts(context(epoch=5), acked=1))
-        quick = quick_ledger(ledger.path)
-        assert quick.unfolded_epochs == 1
-        report = report_of(ledger.path, unfolded_epochs=quick.unfolded_epochs)
-        assert report.as_dict()["unfolded_epochs"] == 1
 
     def test_only_a_ledger_of_this_version_is_read(self, tmp_path):
         assert open_quick(tmp_path) is None

@@ -252,6 +252,8 @@ def test_the_most_frequent_classes_are_named():
     causes = [Cause("AUTH_FAILED", "t", name, 3, AT, "x" * 500) for name in "abc"]
     (found, _) = verdict(replace(HEALTHY, causes=causes, **totals(unfinished=1, not_adding_up=1)))
     assert found.text.startswith("a and 2 other brokers does not accept the user")
+    (two, _) = verdict(replace(HEALTHY, causes=causes[1:], **totals(unfinished=1, not_adding_up=1)))
+    assert two.text.startswith("b and 1 other broker does not accept the user")
     remark = found.text.partition("AUTH_FAILED: ")[2].partition(")")[0]
     assert 150 < len(remark) <= 160
 

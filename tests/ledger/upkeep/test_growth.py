@@ -350,15 +350,6 @@ def test_times_that_spark_wrote_do_not_wrap(tmp_path, name):
         assert rewrite(place, table, [stored_files(place, table)])
 
 
-def test_a_row_is_written_a_few_times_only(growth):
-    for _ in range(4 * EPOCHS):
-        growth.grow()
-    logs = Path(growth.place.root, "_delta_log").glob("*.json")
-    actions = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
-    written = sum(json.loads(a["add"]["stats"])["numRecords"] for a in actions if "add" in a)
-    assert written < 7 * len(growth.template) * 4 * EPOCHS
-
-
 def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth):
     """Refuse the backfill: it would send letters that were parked by commits that are gone."""
     growth.grow()
