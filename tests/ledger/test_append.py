@@ -155,9 +155,9 @@ def test_a_transaction_is_taken_once(place):
     """Two drivers append the same epoch; both have seen that the table lacks it."""
     first, second = (begin_append(SPARK, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
-    with pytest.raises(LedgerError, match="another process has committed twice 0"):
+    with pytest.raises(LedgerError, match="another process has committed twice 0") as caught:
         second.save_rows([sends(context(query_id="twice"), ROWS)])
-    assert rows_in(place) == {("twice", 0): ROWS}
+    assert rows_in(place) == {("twice", 0): ROWS} and caught.value.path == place.uri
 
     def never(batches: Iterator[Any]) -> Iterator[Any]:
         raise AssertionError("the plan of an epoch that the table holds is run")
@@ -278,6 +278,44 @@ def test_the_rows_of_an_epoch_are_read_without_spark(place):
         rows_of_epoch(SPARK, place, *of_epoch)
 
 
+@pytest.mark.parametrize(
+    ("uri", "takes"),
+    [
+        ("/l", True), ("/l%20", False), ("/l#1", False), ("/l?", False), ("s3a://b/l", True),
+        ("s3a://b/l%20", False), ("s3a://b/l#1", False), ("oss://b/l", False),
+    ],
+)  # fmt: skip
+def test_paths_that_delta_rs_takes(uri, takes):
+    is_local = uri.startswith("/")
+    assert bool(delta_rs._takes(LedgerPath(uri, uri, is_local=is_local))) is takes
+
+
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        (None, "its log does not show the commit token. Another process"),
+        (4, "has added 4 rows, and 3 were handed over"),
+        (FileNotFoundError("gone"), "was deleted while a query wrote to it; rows of this append"),
+    ],
+)
+def test_an_append_that_the_log_does_not_show(place, monkeypatch, added, says):
+    append = begin_append(SPARK, place, token="token")
+
+    def rows_of_commit(*_: Any) -> int | None:
+        if isinstance(added, Exception):
+            raise added
+        return added
+
+    monkeypatch.setattr("rocket_sink.ledger.append.appender.rows_of_commit", rows_of_commit)
+    with pytest.raises(LedgerError, match=says) as caught:
+        append.save_rows([sends(context(), ROWS)])
+    assert caught.value.path == place.uri and append.rows is None
+    shutil.rmtree(place.root)
+    with pytest.raises(LedgerError, match=r"was deleted .*; nothing is sent or appended") as caught:
+        begin_append(SPARK, place)
+    assert caught.value.path == place.uri
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_without_sparks_delta_a_store_has_no_table_of_its_own(monkeypatch, commits):
     """If delta-rs commits there, there is no table yet; else nobody can tell."""
@@ -285,8 +323,10 @@ def test_without_sparks_delta_a_store_has_no_table_of_its_own(monkeypatch, commi
     driver.conf.unset("spark.sql.extensions")
     monkeypatch.setattr(table_module, "open_direct", lambda *_: None)
     monkeypatch.setattr(table_module, "_allowed", {("app", place): commits})
-    with nullcontext() if commits else pytest.raises(LedgerError, match="needs Spark's Delta"):
+    raising = pytest.raises(LedgerError, match="needs Spark's Delta")
+    with nullcontext() if commits else raising as caught:
         assert not is_table(driver, place)
+    assert caught is None or caught.value.path == place.uri
 
 
 def test_how_spark_is_asked_for_rows(new, tmp_path):
@@ -311,8 +351,9 @@ def test_how_spark_is_asked_for_rows(new, tmp_path):
     with_base.assert_called_once_with("basePath", place.uri)
     (file,) = DeltaTable(place.root).file_uris()
     with_base.return_value.parquet.assert_called_once_with(f"file:{file}")
-    with pytest.raises(LedgerError, match="needs Spark's Delta"):
+    with pytest.raises(LedgerError, match="needs Spark's Delta") as caught:
         ledger.at(1).rows(driver)
+    assert caught.value.path == place.uri
 
 
 COMMIT = {"userMetadata": "token", "operationMetrics": {"numOutputRows": "7"}}

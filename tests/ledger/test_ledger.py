@@ -413,8 +413,9 @@ def test_isolations_have_a_length(ledger):
 def test_no_ledger_is_a_clear_error(tmp_path):
     nowhere = Ledger(tmp_path / "nothing")
     for read in (nowhere.sends, nowhere.epochs, nowhere.optimize, nowhere.vacuum):
-        with pytest.raises(LedgerError, match="there is no ledger"):
+        with pytest.raises(LedgerError, match="there is no ledger") as missing:
             read(SPARK)
+        assert missing.value.path == nowhere.uri
     assert nowhere.sync(SPARK).folds == 0
 
 
@@ -435,8 +436,9 @@ def test_another_schema_version_is_refused(tmp_path, version):
         ledger.sends, ledger.create, lambda spark: ledger.append(spark, sends(context())),
         ledger.optimize, ledger.vacuum,
     ):  # fmt: skip
-        with pytest.raises(LedgerError, match=f"schema version {version}.*install"):
+        with pytest.raises(LedgerError, match=f"schema version {version}.*install") as refused:
             use(SPARK)
+        assert (refused.value.path, refused.value.version) == (ledger.uri, version)
 
 
 @pytest.mark.parametrize(
@@ -484,8 +486,10 @@ def test_a_ledger_ahead_of_its_checkpoint_is_refused(ledger):
     assert check_not_ahead(SPARK, place, "ahead", 5)  # The epoch was recorded before the crash.
     assert not check_not_ahead(SPARK, place, "ahead", 6)
     assert not check_not_ahead(SPARK, place, "another-query", 0)
-    with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4"):
+    with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4") as ahead:
         check_not_ahead(SPARK, place, "ahead", 4)
+    facts = ahead.value
+    assert (facts.query_id, facts.ledger_epoch, facts.checkpoint_epoch) == ("ahead", 5, 4)
 
 
 def test_no_secret_in_any_file_of_the_ledger(tmp_path):

@@ -213,9 +213,9 @@ def test_another_delta_table_is_refused_before_a_file_is_written_there(tmp_path,
     schema = pa.schema({"price": pa.int64()})
     DeltaTable.create(tmp_path, schema, configuration=configuration)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(LedgerError, match="is not a ledger of rocket-sink"):
+    with pytest.raises(LedgerError, match="is not a ledger of rocket-sink") as foreign:
         ledger_token(resolve_path(tmp_path), spools=True)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before and foreign.value.path == f"file:{tmp_path}"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +233,7 @@ def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_p
     with pytest.raises(LedgerError, match=words) as caught, shared.reading(resolve_path(tmp_path)):
         raise error
     assert ("backup" in str(caught.value)) == ("backup" in words)
+    assert caught.value.path == f"file:{tmp_path}"
 
 
 def test_a_stopped_session_is_refused():
