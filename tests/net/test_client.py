@@ -8,7 +8,6 @@ import pytest
 
 from rocket_sink.errors import ConnectionLostError
 from rocket_sink.net.client import Call, NetworkClient, invoke
-from rocket_sink.net.identity import Identity, local_ip
 from rocket_sink.net.transport import StreamState
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
@@ -135,12 +134,6 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     client.poll(0.02)
     assert channel.closed and channel.connection.unexpected_answers == 1
     client.close()
-
-
-def test_a_client_has_the_address_and_the_name_of_its_options():
-    ours = Identity(SinkOptions.parse(clientIp="10.9.8.7", instanceName="one"))
-    assert (ours.ip, ours.client_id) == ("10.9.8.7", "10.9.8.7@one")
-    assert Identity(SinkOptions()).ip == local_ip()
 
 
 def test_connections_begin_with_request_ids_of_their_own(serve):

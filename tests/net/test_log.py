@@ -11,7 +11,7 @@ import pytest
 
 import rocket_sink
 from rocket_sink.net import log
-from rocket_sink.net.log import BURST, EVERY_S, Guard, Kind
+from rocket_sink.net.log import BURST
 
 PACKAGE = Path(rocket_sink.__file__).parent
 HOSTILE = "\x1b]52;c;eA==\x07\x9b2J\u202e\r\n2026-01-01 ERROR forged\u2028x\x00"
@@ -68,30 +68,6 @@ def test_each_logger_writes_one_printable_line(written, module):
 class Unclean:
     def __repr__(self) -> str:
         return HOSTILE
-
-
-def test_a_flood_is_counted(written):
-    clock = [0.0]
-    limit = Guard(lambda: clock[0])
-    kind, other = Kind("a", 30, "text %s", "b1"), Kind("a", 30, "text %s", "b2")
-    admitted = [limit.admit(kind)[0] is not None for _ in range(1000)]
-    assert admitted == [True] * 10 + [False] * 990
-    assert limit.admit(other)[1] == [], "another peer has a share of its own"
-    clock[0] = EVERY_S
-    assert limit.admit(other._replace(text="x"))[1] == [(kind, 1000 - BURST)]
-    assert limit.admit(kind)[1] == [], "told once"
-    clock[0] = EVERY_S + 1
-    for _ in range(BURST + 2):
-        limit.admit(kind)
-    assert limit.rest() == [(kind, 3)]
-    assert limit.rest() == []
-
-
-def test_names_of_peers_do_not_fill_the_memory():
-    limit = Guard(lambda: 0.0)
-    passed = [limit.admit(Kind("a", 30, "t", f"10.0.0.{n}"))[0] for n in range(100_000)]
-    assert len(limit._counts) <= 1001
-    assert sum(count is not None for count in passed) <= 1000 + BURST
 
 
 def test_the_number_of_suppressed_records_is_logged(written):

@@ -15,7 +15,6 @@ import pytest
 from rocket_sink import errors
 from rocket_sink.message import Message
 from rocket_sink.message_rules import host_and_port
-from rocket_sink.net import tls
 from rocket_sink.net.channel import FLOOD_READ_BYTES
 from rocket_sink.net.client import READ, UNREAD_ANSWERS_BYTES, WRITE, NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
@@ -667,14 +666,6 @@ def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
     with pytest.raises(errors.TlsError, match="client certificate") as caught:
         ask(plain(answer(b"\x16\x03\x03\x00\x7a\x02", stays=False)), tlsMode="insecure")
     assert "tlsMode=off" not in str(caught.value) and not caught.value.fatal
-
-
-@pytest.mark.parametrize("name", ["UNKNOWN_CA", "CERTIFICATE_REQUIRED", "PROTOCOL_VERSION"])
-@pytest.mark.parametrize("protocol", ["TLSV1", "SSLV3", "TLSV13"])
-def test_an_alert_is_recognised_by_its_name(name, protocol):
-    alert = worded(f"{protocol}_ALERT_{name}")
-    assert tls.is_final(alert) and tls.refuses_us(alert) == ("PROTOCOL" not in name)
-    assert "tlsMode=off" not in tls.explain(alert, "127.0.0.1", answered=True)
 
 
 def test_c66_plain_to_a_tls_server_is_explained(authority, serve):

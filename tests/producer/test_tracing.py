@@ -67,26 +67,6 @@ def test_traces_go_together_and_are_not_traced(cluster, make):
     assert {line.topic for line in traces(cluster)} == {"orders"}
 
 
-def test_by_time_to_a_topic_of_ones_own(cluster, make, monkeypatch):
-    monkeypatch.setattr("rocket_sink.producer.tracing._DELAY_S", 0.005)
-    cluster.create_topic("traces", 1)
-    producer = make(traceTopic="traces")
-    producer.send(Message("orders", b"x"))
-    until(lambda: traces(cluster, "traces"))
-
-
-def test_a_broker_may_want_no_traces(cluster, make):
-    fields = {"msgId": "7F0000010000238F000000000001E240", "queueId": "0", "queueOffset": "0"}
-    answer = Answer(0, ext=(*fields.items(), ("TRACE_ON", "false")), stores=True)
-    cluster.on_send(answer, times=None)
-    producer = make()
-    assert not producer.send(Message("orders", b"x")).trace_on
-    cluster.behave()
-    result = producer.send(Message("orders", b"x"))
-    producer.close()
-    assert [trace.message_id for trace in traces(cluster)] == [result.message_id]
-
-
 def test_a_trace_that_fails_fails_nothing_else(cluster, make):
     producer = make(retryTimesWhenSendFailed=0)
     producer.send(Message("orders", b"x"))

@@ -7,7 +7,7 @@ import pytest
 from rocket_sink import errors
 from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
-from rocket_sink.testing import Answer, CloseConnection
+from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.headers import ONEWAY_FLAG, Frame
 from rocket_sink.wire.stored import StoredMessage, encode_stored
@@ -69,24 +69,6 @@ def test_what_execute_raises_is_reported_whatever_its_text(cluster, make_produce
     until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
     assert result.local_error is error and result.end_error is None and result.state is UNKNOWN
     assert cluster.requests(RequestCode.END_TRANSACTION)[0].remark.endswith(end)
-
-
-def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
-    cluster.on_send(Answer(10), times=None)
-    message, called = Message("orders", b"x"), []
-    result = make_producer().send_in_transaction(message, lambda *a: called.append(a))
-    assert result.send_result.outcome is errors.Outcome.ACKED_DEGRADED
-    assert result.state is ROLLBACK and not called and halves(cluster) == []
-
-
-@pytest.mark.parametrize(
-    "behaviour, error", [(Answer(1, "no half message"), errors.BrokerError),
-                         (CloseConnection(), errors.ConnectionLostError)],
-)  # fmt: skip
-def test_an_end_that_fails_is_reported(cluster, make_producer, behaviour, error):
-    cluster.on(RequestCode.END_TRANSACTION, behaviour)
-    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
-    assert isinstance(result.end_error, error) and not result.ended
 
 
 def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):

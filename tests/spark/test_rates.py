@@ -7,7 +7,7 @@ import pytest
 
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.limits import per_task_rate, rate_limited_options
+from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.spark import session_checks as host
 from rocket_sink.spark.session_checks import with_task_rate
 
@@ -53,16 +53,3 @@ def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatc
     monkeypatch.setattr(host, "active_session", lambda: None)
     with pytest.raises(OptionError, match="rateTasks"):
         with_task_rate(LIMIT, slots=slots)
-
-
-def test_a_request_holds_no_more_than_a_second():
-    options = rate_limited_options(
-        SinkOptions.parse(maxMessagesPerSecond=100, maxBytesPerSecond="1MiB", rateTasks=4)
-    )
-    assert (options.request_max_messages, options.request_max_bytes) == (25, 2**18)
-    tiny = rate_limited_options(
-        SinkOptions.parse(maxMessagesPerSecond=1, maxBytesPerSecond=1, rateTasks=4)
-    )
-    assert (tiny.request_max_messages, tiny.request_max_bytes) == (1, 1024)
-    wide = rate_limited_options(SinkOptions.parse(maxMessagesPerSecond=10**9))
-    assert wide.request_max_messages == SinkOptions().request_max_messages

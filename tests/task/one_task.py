@@ -14,10 +14,10 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 
 
-def run_task(options, ctx, columns):
+def run_task(options, ctx, columns, **more):
     """Run the task and return its summary; an error of the task is raised here."""
     batch = pa.RecordBatch.from_pydict(columns)
     with contextlib.closing(ProducerPool(make=lambda own: SendEngine(own, shared=None))) as pool:
-        run = TaskRunner(options, ctx, pool=pool)
+        run = TaskRunner(options, ctx, pool=pool, **more)
         run.feed(batch, resolve_columns(batch.schema, options))
         return run.finish()

@@ -9,6 +9,7 @@ import pytest
 from rocket_sink.errors import Outcome, TopicNotFoundError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.routing.fault import Isolation
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.totals import TaskSummary
 from tests.ledger.values import attempt, context
@@ -46,3 +47,13 @@ def test_a_topic_without_a_route_is_a_wait_without_a_broker():
     expected = dict.fromkeys(zeros.split(), 0)
     expected |= {"attempt": 1, "queue_id": None, "queue_offset": None}
     assert {name: row[name] for name in expected} == expected
+
+
+def test_isolations_are_rows():
+    rows: list[pa.RecordBatch] = []
+    recorder = LedgerRecorder(SinkOptions(), context(), rows.append)
+    recorder.add_isolations([])
+    assert not rows
+    recorder.add_isolations([Isolation("broker-a", "CONNECT", 1.0, 2.0, 3.0)] * 2)
+    [batch] = rows
+    assert [row["broker_name"] for row in batch.to_pylist()] == ["broker-a"] * 2

@@ -43,18 +43,6 @@ def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, cod
         assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")
 
 
-@pytest.mark.parametrize(("code", "sends"), [(10, 2), (11, 1), (12, 2)])
-def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, sends):
-    """If the slave is missing (11), another attempt would get the same answer."""
-    cluster.brokers[0].on_send(Answer(code), times=1)
-    producer = make_producer(onDegraded="retry")
-    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
-    result = producer.send(Message("orders", b"body"), queue=queue)
-    assert result.outcome is (Outcome.ACKED if sends == 2 else Outcome.ACKED_DEGRADED)
-    assert result.maybe_duplicate is (sends == 2)
-    assert len(cluster.messages("orders")) == sends
-
-
 @pytest.mark.parametrize("mode", ["send", "send_async", "send_batch"])
 def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_producer, mode):
     """With a dead slave, each send is answered late, and any other request at once."""

@@ -88,28 +88,6 @@ def engine_and_clock(make_engine):
     return engine, clock
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, engine_and_clock, dead):
-    """A caller who sends now and then drives the engine for a moment each time: the first one
-    connects, the next one writes the probe, and a third reads its answer."""
-    engine, clock = engine_and_clock
-    broker = cluster.brokers[0]
-    if dead:
-        broker.freeze()
-    table = engine.brokers.faults
-    table.update(broker.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
-    engine.isolations()
-    clock.now_s += 3.0
-    for _ in range(30):
-        engine.drive(0.01)
-        time.sleep(0.002)
-        clock.now_s += 0.7  # The engine is not driven meanwhile.
-    events = [event.cause for event in engine.isolations()]
-    assert is_reachable(table, broker.name) is not dead
-    assert ("PROBE_FAILED" in events) is dead
-    broker.thaw()
-
-
 @pytest.mark.parametrize("is_used", [True, False])
 def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(
     cluster, engine_and_clock, is_used, monkeypatch

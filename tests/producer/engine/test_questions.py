@@ -117,12 +117,6 @@ def test_a_broker_that_does_not_answer_the_question_gets_no_batch(cluster, make_
     assert len(cluster.messages("orders")) == 6
 
 
-def test_a_busy_broker_is_asked_again(cluster, make_producer):
-    cluster.on(RequestCode.GET_TOPIC_CONFIG, Answer(ResponseCode.SYSTEM_BUSY, "busy"), times=1)
-    with pytest.raises(MessageIllegalError, match="key"):
-        make_producer().send_batch([Message("keyed", b"x")] * 2)
-
-
 @pytest.mark.parametrize(
     ("answer", "version", "warns"),
     [

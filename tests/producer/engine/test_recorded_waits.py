@@ -43,14 +43,3 @@ def test_the_wait_for_a_strict_queues_broker_is_one_row(cluster, make_engine):
     assert stored.attempt == waited.attempt + 1
     spent_ms = sum(attempt.queue_wait_ms + attempt.rtt_ms for attempt in completion.attempts)
     assert SHARE * took_s <= spent_ms / 1000 <= took_s
-
-
-def test_a_wait_in_vain_is_on_record(cluster, make_engine):
-    engine = make_engine(pollNameServerInterval="200ms", orderWaitMs="800ms")
-    submit_to_away(cluster, engine)
-    (completion,) = engine.drain(engine.clock() + 30)
-    assert not completion.outcome.delivered
-    waited = completion.attempts[-1]
-    assert (waited.broker_name, waited.wire_bytes) == (cluster.brokers[1].name, 0)
-    assert waited.queue_wait_ms >= SHARE * 800
-    assert waited.attempt > 1, "many looks at the route are one row"

@@ -112,24 +112,6 @@ def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
     assert {(r.ext or {})["key"] for r in queries} == {"B0", "B49"}
 
 
-def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
-    cluster.on_send(Drop(), times=None)
-    cluster.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
-    completion = send(make_engine(**QUICK), 1, verify_ids=("ID1",))
-    assert completion.outcome is Outcome.UNKNOWN and completion.maybe_duplicate
-    assert bodies(cluster) == [b"body-1"]
-
-
-def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_engine):
-    remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
-    cluster.on_send(Drop(), times=None)
-    cluster.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
-    completion = send(make_engine(**QUICK), 1, verify_ids=("ID1",))
-    assert completion.outcome is Outcome.UNKNOWN
-    assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
-    assert len(cluster.requests(RequestCode.QUERY_MESSAGE)) == 1
-
-
 def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     broker = cluster.brokers[0]
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 20_000})
@@ -146,29 +128,11 @@ def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     assert completion.found_stored and bodies(cluster) == [b"body-1"]
 
 
-def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
-    cluster.on_send(Drop(), times=None)
-    cluster.on(RequestCode.QUERY_MESSAGE, Answer(22), times=2)
-    engine = make_engine(**{**QUICK, "storedCheckDelay": 2000, "storedCheckTimeout": 3000})
-    completion = send(engine, 1, verify_ids=("ID1",))
-    assert completion.found_stored and bodies(cluster) == [b"body-1"]
-
-
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
     """Without the ids, the same lost answer doubles the message."""
     cluster.on_send(CloseConnection(), times=1)
     completion = send(make_engine(**QUICK), 1)
     assert completion.maybe_duplicate and len(bodies(cluster)) > 1
-
-
-def test_closing_the_engine_ends_open_questions(cluster, make_engine):
-    cluster.on_send(Drop(), times=None)
-    cluster.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
-    engine = make_engine(**QUICK)
-    engine.submit(request(1, verify_ids=("ID1",)))
-    drive_until(engine, lambda: engine.stored_checks.open)
-    (completion,) = engine.drain(engine.clock())
-    assert completion.outcome is Outcome.UNKNOWN and not engine.pending
 
 
 @pytest.mark.parametrize("ordered", [False, True])
