@@ -5,6 +5,8 @@ The judges are the kernel (`flock`, modes) and the bytes of the file that was at
 
 import fcntl
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -222,11 +224,13 @@ def test_an_owner_lives_until_its_process_ends(has_proc, request):
     child.wait()
     assert dead.is_alive() is False
     assert me.describe() == f"process {os.getpid()} on {me.host}"
+    assert me.host == re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
 
 
 @pytest.mark.parametrize(
-    "text", ["", "h~b~1~2", "h~b~1~2~3~4", "h~b~1~x~3", "h~b~1~2~x", "h~b~1~²~3", "h~b~1~~3"]
-)
+    "text", ["", "a~b", "~~", "~~~~", "h~b~1~2", "h~b~1~2~3~4", "h~b~1~x~3", "h~b~1~2~x",
+             "h~b~1~²~3", "h~b~1~~3"],
+)  # fmt: skip
 def test_other_texts_name_no_owner(text):
     assert Owner.parse(text) is None
     assert Owner.parse("h~b~1~2~3") == Owner("h", "b", "1", 2, 3)

@@ -238,10 +238,8 @@ class TestMixed:
             assert scoped.totals.rows_in == 14
 
     def test_an_id_of_several_queries_or_none_is_an_error(self, mixed):
-        for query_id, message in (
-            ("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"),
-            ("x'y", "no rows"),
-        ):
+        cases = {"5b2f": "2 queries .* 5b2f1111-aaaa, 5b2f2222", "x'y": "no rows"}
+        for query_id, message in cases.items():
             with pytest.raises(LedgerError, match=message):
                 mixed[0].report(SPARK, query=query_id)
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ class Page:
         self.driver.get(file.as_uri())
         self.wait("return Number(document.documentElement.dataset.drawn || 0) >= 1")
 
+    def show(self, folder: Path, html: str) -> None:
+        (folder / "page.html").write_text(html, encoding="utf-8")
+        self.open(folder / "page.html")
+
+    def text(self, where: str) -> str:
+        """Return the text of the first element that a selector names."""
+        return self.run("return document.querySelector(arguments[0]).textContent", where)
+
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
@@ -102,6 +111,11 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
+def sums(rows: list[dict[str, str]], name: str, value: str) -> Counter[str]:
+    """Return the sums of a column of a table by the values of another."""
+    return sum((Counter({row[name]: number(row[value])}) for row in rows), Counter())
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     from selenium import webdriver
@@ -141,11 +155,9 @@ def shown(browser, made):
 def test_one_look_names_the_killed_broker(shown, made):
     _, file = made
     assert file.stat().st_size < 2_000_000
-    first = shown.run("return document.querySelector('#verdict li').textContent")
-    assert (
-        "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since"
-        in first
-    )
+    first = shown.text("#verdict li")
+    left = "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since"
+    assert left in first
     assert "300 rows of 6 keys wait for it" in first and "rocket-sink backfill --ledger" in first
     assert set(shown.run(DRAWN)) == CHARTS
     assert shown.complaints() == []
@@ -177,16 +189,12 @@ def test_numbers_are_the_ledgers(shown, made):
         "rows_in": totals.rows_in, "acked": totals.acked, "dead": totals.dead,
         "unknown": totals.unknown,
     }  # fmt: skip
-    by_outcome: dict[str, float] = {}
-    for row in shown.table("#rows-data"):
-        by_outcome[row["outcome"]] = by_outcome.get(row["outcome"], 0) + number(row["rows"])
+    by_outcome = sums(shown.table("#rows-data"), "outcome", "rows")
     assert by_outcome == {
         "stored": totals.acked, "not stored": totals.dead, "perhaps stored": totals.unknown
     }  # fmt: skip
     stored = {broker.broker: broker for broker in report.brokers}
-    queues: dict[str, float] = {}
-    for row in shown.table("#queues-data"):
-        queues[row["broker"]] = queues.get(row["broker"], 0) + number(row["messages"])
+    queues = sums(shown.table("#queues-data"), "broker", "messages")
     assert queues == {name: broker.messages for name, broker in stored.items()}
     for row in shown.table("#table-brokers"):
         broker = stored[row["broker"]]
@@ -229,11 +237,11 @@ def test_what_if_is_what_tune_says(shown, made):
         for candidate in advice["suspicion"]
     ]  # fmt: skip
     assert {row[0].split()[-1] for row in latency} >= {"suggested"}
-    text = shown.run("return document.getElementById('what-if').textContent")
+    text = shown.text("#what-if")
     assert f"{advice['attempts']:,} attempts from 2026-03-01 21:45:00" in text
     assert f"rocket-sink tune {made[0].ledger} says the same" in text
     assert advice["options"], "else this test is of less than it could be"
-    pasted = shown.run("return document.querySelector('#what-if pre').textContent")
+    pasted = shown.text("#what-if pre")
     assert dict(line.split("=", 1) for line in pasted.splitlines()) == advice["options"]
     for suggestion in advice["suggestions"]:
         assert f"set {suggestion['option']}={suggestion['value']}: {suggestion['reason']}" in text
@@ -243,18 +251,14 @@ def test_what_if_is_what_tune_says(shown, made):
 
 
 def test_too_few_attempts_are_no_what_if(browser, tmp_path):
-    file = tmp_path / "page.html"
     few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
-    file.write_text(to_html(report_of(few, series=True)), encoding="utf-8")
-    browser.open(file)
-    text = browser.run("return document.getElementById('what-if').textContent")
-    assert "Nothing to compare: 999 attempts" in text
+    browser.show(tmp_path, to_html(report_of(few, series=True)))
+    assert "Nothing to compare: 999 attempts" in browser.text("#what-if")
     assert browser.run("return document.querySelectorAll('#what-if table').length") == 0
     # A further attempt is enough for advice, which stays harmless text with any path.
     hostile = tmp_path / "<img src=x onerror=window.hacked=1>"
     enough = store(hostile, [send_rows([attempt()] * FEWEST, context())])
-    file.write_text(to_html(report_of(enough, series=True)), encoding="utf-8")
-    browser.open(file)
+    browser.show(tmp_path, to_html(report_of(enough, series=True)))
     assert browser.run("return document.querySelectorAll('#what-if table').length") == 2
     assert hostile.name in browser.run("return document.querySelector('#what-if code').textContent")
     assert browser.run("return document.images.length") == 0
@@ -411,11 +415,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
                   last_error=HOSTILE, last_broker_name=HOSTILE)  # fmt: skip
     event = isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0)
     rows = [send_rows([good, bad], ctx), lost, accounts(ctx, acked=7, dead=1), event]
-    file = tmp_path / "page.html"
-    file.write_text(
-        to_html(report_of(store(tmp_path / "ledger", rows), series=True)), encoding="utf-8"
-    )
-    browser.open(file)
+    browser.show(tmp_path, to_html(report_of(store(tmp_path / "ledger", rows), series=True)))
     browser.run("document.querySelector('#errors-data td button').click()")
     for name in ("rows", "heat", "queues"):
         assert browser.run(f"return !!document.querySelector('#{name} svg')")
@@ -430,9 +430,8 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
     ).stdout.split("\0")  # fmt: skip
     assert not (tmp_path / "run").exists()
     quick = quick_ledger(words[words.index("--ledger") + 1])
-    count = quick.query(
-        f"SELECT count(*) AS n FROM sends WHERE {words[words.index('--where') + 1]}"
-    )
+    where = words[words.index("--where") + 1]
+    count = quick.query(f"SELECT count(*) AS n FROM sends WHERE {where}")
     assert count.to_pylist() == [{"n": 2}]
     assert browser.complaints() == []
     assert browser.requested() <= {"file", "data"}
@@ -440,9 +439,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
 
 def test_without_the_charts_package_the_tables_are_there(browser, made, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "chart_library", lambda: "")
-    file = tmp_path / "page.html"
-    file.write_text(to_html(made[0]), encoding="utf-8")
-    browser.open(file)
+    browser.show(tmp_path, to_html(made[0]))
     assert "pip install vl-convert-python" in browser.run("return document.body.textContent")
     assert len(browser.table("#rows-data")) > 50
     assert browser.complaints() == []
@@ -454,10 +451,6 @@ def test_the_policy_forbids_requests(browser, made, tmp_path):
         "</body>", '<img src="http://127.0.0.1:9/x.png"><script>fetch("http://127.0.0.1:9/y")'
         ".catch(() => {})</script></body>",
     )  # fmt: skip
-    file = tmp_path / "page.html"
-    file.write_text(planted, encoding="utf-8")
-    browser.open(file)
+    browser.show(tmp_path, planted)
     complaints = browser.complaints()
-    assert (
-        len([complaint for complaint in complaints if "Content Security Policy" in complaint]) >= 2
-    ), complaints
+    assert sum("Content Security Policy" in text for text in complaints) >= 2, complaints

@@ -2,12 +2,9 @@
 
 import errno
 import os
-import re
 import shutil
-import socket
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,10 +21,10 @@ from rocket_sink.ledger.transport import stream
 from rocket_sink.ledger.transport.files import has_earlier_attempt, new_name, sealed_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
-from rocket_sink.owner import Owner, this_process
+from rocket_sink.owner import this_process
 from tests.python import run_python
 
-from .values import accounts, context, sends, write_manifest
+from .values import accounts, context, sends, write_manifest, write_spool
 
 LOCAL = fs.LocalFileSystem()
 
@@ -45,8 +42,12 @@ def taken(root: Path) -> list[str]:
     return [info.path for info in sealed_files(place, place.filesystem())]
 
 
-def test_rows_go_through_a_sealed_file(tmp_path):
-    writer = SpoolWriter(str(tmp_path), context())
+@pytest.fixture
+def writer(tmp_path):
+    return SpoolWriter(str(tmp_path), context())
+
+
+def test_rows_go_through_a_sealed_file(tmp_path, writer):
     writer.append(sends(context(), 3), accounts(context(), acked=3))
     [open_file] = files(tmp_path, ".open")
     assert taken(tmp_path) == []  # The owner lives.
@@ -58,8 +59,7 @@ def test_rows_go_through_a_sealed_file(tmp_path):
     assert "/q-query/0/0-10-" in sealed
 
 
-def test_each_seal_makes_a_file_of_the_rows_since_the_last_one(tmp_path):
-    writer = SpoolWriter(str(tmp_path), context())
+def test_each_seal_makes_a_file_of_the_rows_since_the_last_one(tmp_path, writer):
     for count in (0, 1, 1):
         writer.append(sends(context(), count))
         assert (writer.seal() is None) == (count == 0)
@@ -80,8 +80,7 @@ def test_a_folder_that_another_task_makes_meanwhile_fails_none(tmp_path):
     assert spool_files.next_number(context(), resolve_path(tmp_path), Meanwhile()) == 2
 
 
-def test_an_aborted_attempts_rows_are_kept(tmp_path):
-    writer = SpoolWriter(str(tmp_path), context())
+def test_an_aborted_attempts_rows_are_kept(tmp_path, writer):
     writer.append(sends(context(), 2))
     writer.abort()
     writer.abort()
@@ -89,9 +88,8 @@ def test_an_aborted_attempts_rows_are_kept(tmp_path):
     assert offsets(path) == [0, 1]
 
 
-def test_cut_at_every_byte_all_whole_batches_are_read(tmp_path):
+def test_cut_at_every_byte_all_whole_batches_are_read(tmp_path, writer):
     """Read a batch as soon as a byte follows it: the next batch overwrites the seal behind it."""
-    writer = SpoolWriter(str(tmp_path), context())
     ends = []
     for index in range(3):
         writer.append(sends(context(), index + 1))
@@ -106,9 +104,8 @@ def test_cut_at_every_byte_all_whole_batches_are_read(tmp_path):
         assert offsets(str(cut)) == [i for n in range(complete) for i in range(n + 1)], size
 
 
-def test_blocks_that_were_never_written_are_not_rows(tmp_path):
+def test_blocks_that_were_never_written_are_not_rows(tmp_path, writer):
     """Reject blocks of zeros: a file may have its full length after a power cut."""
-    writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2))
     [path] = files(tmp_path, ".open")
     first = path.stat().st_size
@@ -122,8 +119,7 @@ def test_blocks_that_were_never_written_are_not_rows(tmp_path):
     assert offsets(str(path)) == [0, 1, 0, 1]
 
 
-def test_a_live_task_whose_file_was_taken_fails(tmp_path):
-    writer = SpoolWriter(str(tmp_path), context())
+def test_a_live_task_whose_file_was_taken_fails(tmp_path, writer):
     writer.append(sends(context(), 1))
     [path] = files(tmp_path, ".open")
     path.rename(path.with_suffix(".arrow"))
@@ -158,20 +154,6 @@ def test_a_killed_workers_rows_are_taken(tmp_path):
     assert taken(tmp_path) == [sealed]
 
 
-def test_owners(monkeypatch):
-    me = this_process()
-    assert Owner.parse(str(me)) == me and me.describe().startswith(f"process {os.getpid()} on ")
-    assert me.host == re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-    assert me.is_alive() is True
-    assert replace(me, start=me.start - 6_000).is_alive() is False  # A new process uses the pid.
-    assert replace(me, pid=2**22 + 12345).is_alive() is False
-    assert replace(me, boot="elsewhere").is_alive() is None
-    assert replace(me, pid_namespace="1").is_alive() is None
-    assert replace(me, host="renamed").is_alive() is True  # The boot id names the machine.
-    for text in ("", "a~b", "a~b~c", "~~", "~~~~", "h~b~n~1~x"):
-        assert Owner.parse(text) is None
-
-
 @pytest.mark.parametrize(
     ("sealed", "owner", "is_taken"),
     [
@@ -188,12 +170,10 @@ def test_another_hosts_file_is_taken_when_its_attempt_does_not_count(
     """Take such files before the hour is over: the epoch's accounts need their doubled rows."""
     folder = tmp_path / "_spool" / "q-x" / "0"
     folder.mkdir(parents=True)
-    path, again = (
-        folder / f"0-1-1-abc~{owner or this_process()}.open",
-        folder / f"{sealed}~elsewhere~1~2.arrow",
-    )
-    path.write_bytes(b"")
-    again.write_bytes(b"")
+    path = folder / f"0-1-1-abc~{owner or this_process()}.open"
+    again = folder / f"{sealed}~elsewhere~1~2.arrow"
+    path.touch()
+    again.touch()
     assert (str(path.with_suffix(".arrow")) in taken(tmp_path)) == is_taken
     assert str(again) in taken(tmp_path)
     if owner and not is_taken:  # Take each file that nobody has written to for long.
@@ -241,9 +221,8 @@ def test_a_file_of_another_version_is_read(tmp_path, monkeypatch, columns, value
     with monkeypatch.context() as other_version:
         other_version.setattr(stream, "LEDGER_SCHEMA", pa.schema(columns))
         arrays = [rows[f.name] if f in LEDGER_SCHEMA else pa.array(["x", "y"]) for f in columns]
-        writer = SpoolWriter(str(tmp_path), context())
-        writer.append(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(columns)))
-        path = writer.seal()
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(columns))
+        path = write_spool(str(tmp_path), context(), batch)
     [batch] = read_batches(path, LOCAL)
     assert batch.schema == LEDGER_SCHEMA
     assert batch["message_count"].to_pylist() == [value, value]
@@ -262,9 +241,7 @@ def test_the_oldest_query_is_folded_first_and_the_newest_rows_are_shown(tmp_path
     sealed = {}
     for written_s, query in ((200, "a"), (300, "b"), (100, "b")):
         ctx = context(query_id=query, epoch=written_s)
-        writer = SpoolWriter(str(tmp_path), ctx)
-        writer.append(sends(ctx, 1))
-        sealed[written_s] = writer.seal()
+        sealed[written_s] = write_spool(str(tmp_path), ctx, sends(ctx, 1))
         os.utime(sealed[written_s], (written_s, written_s))
     assert taken(tmp_path) == [sealed[100], sealed[300], sealed[200]]
     sizes = [Path(sealed[written_s]).stat().st_size for written_s in (200, 300)]
@@ -274,13 +251,12 @@ def test_the_oldest_query_is_folded_first_and_the_newest_rows_are_shown(tmp_path
         assert rows["epoch"].to_pylist() == shown
 
 
-def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch):
+def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch, writer):
     """Leave the remains of a failed write to the next fold: the process may live for days."""
 
     def fsync(handle):
         raise OSError(errno.EIO, "Input/output error")
 
-    writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2))
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(LedgerError, match="cannot write the spool"):
@@ -290,7 +266,7 @@ def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch):
     assert offsets(sealed) == [0, 1]
 
 
-def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
+def test_a_seal_is_durable_before_it_is_seen(monkeypatch, writer):
     """Sync the file's bytes before its new name, and the name before `seal` returns."""
     calls = []
     real_fsync, real_rename = os.fsync, os.rename
@@ -304,7 +280,6 @@ def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
         calls.append(("rename", str(path), path.stat().st_size))
         return real_rename(name, target, **folders)
 
-    writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 3))
     open_file = writer._path
     monkeypatch.setattr(os, "fsync", fsync)
@@ -321,8 +296,7 @@ def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
 
 
 def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
-    calls = []
-    real_fsync = os.fsync
+    calls, real_fsync = [], os.fsync
 
     def fsync(handle):
         real_fsync(handle)
@@ -335,8 +309,7 @@ def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
     assert calls == [(".part", [".part"]), ("", [".json"])]
 
 
-def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(tmp_path, monkeypatch):
-    writer = SpoolWriter(str(tmp_path), context())
+def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(monkeypatch, writer):
     writer.append(sends(context(), 3))
     real_rename = os.rename
 
@@ -384,8 +357,7 @@ def test_a_full_disk_is_a_ledger_error_whatever_the_task_writes(tmp_path, is_loc
 
 
 @pytest.mark.parametrize("act", ["seal", "sync"])
-def test_a_deleted_file_is_not_blamed_on_a_fold_alone(tmp_path, act):
-    writer = SpoolWriter(str(tmp_path), context())
+def test_a_deleted_file_is_not_blamed_on_a_fold_alone(tmp_path, writer, act):
     writer.append(sends(context(), 1))
     Path(writer._path).unlink()
     if act == "seal":
@@ -400,21 +372,16 @@ def test_a_deleted_file_is_not_blamed_on_a_fold_alone(tmp_path, act):
 
 def test_what_a_link_shows_is_no_spool_file(tmp_path):
     """Ignore links: a fold deletes the files that it has taken, also in a linked folder."""
-    writer = SpoolWriter(str(tmp_path / "other"), context())
-    writer.append(sends(context(), 1))
-    elsewhere = Path(writer.seal())
-    own = SpoolWriter(str(tmp_path / "ledger"), context())
-    own.append(sends(context(), 1))
-    sealed = own.seal()
+    elsewhere = Path(write_spool(str(tmp_path / "other"), context(), sends(context(), 1)))
+    sealed = write_spool(str(tmp_path / "ledger"), context(), sends(context(), 1))
     spool = tmp_path / "ledger" / "_spool"
     (spool / "q-linked").symlink_to(elsewhere.parents[1])
     (spool / "q-query" / "7").symlink_to(elsewhere.parent)
     (spool / "q-query" / "0" / "0-1-x~y.arrow").symlink_to(elsewhere)
     (spool / "q-query" / "0" / "0-1-x~y.open").symlink_to(elsewhere)
     assert taken(tmp_path / "ledger") == [sealed]
-    (tmp_path / "link").symlink_to(
-        tmp_path / "ledger"
-    )  # The user's own path to the ledger has a link.
+    # The user's own path to the ledger has a link.
+    (tmp_path / "link").symlink_to(tmp_path / "ledger")
     assert len(taken(tmp_path / "link")) == 1
 
 
@@ -437,9 +404,7 @@ def test_an_object_store_gets_one_file_with_the_seal_and_no_folder(tmp_path):
 
 
 def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
-    writer = SpoolWriter(str(tmp_path), context())
-    writer.append(sends(context(), 1))
-    sealed = Path(writer.seal())
+    sealed = Path(write_spool(str(tmp_path), context(), sends(context(), 1)))
     place = resolve_path(tmp_path)
     moved = Path(spool_files.put_aside(place, LOCAL, str(sealed)))
     assert moved.name == sealed.name
@@ -452,25 +417,16 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_query_that_writes_here_is_known_by_its_files(tmp_path, is_local):
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=is_local)
-    writer = SpoolWriter(place, context(query_id="a_b", epoch=-1))
-    writer.append(sends(context(), 1))
-    writer.seal()
+    write_spool(place, context(query_id="a_b", epoch=-1), sends(context(), 1))
     queries = [name for name in ("a_b", "a", "b") if spool_files.has_files(place, LOCAL, name)]
     assert queries == ["a_b"]
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../../home/user/x.arrow",
-        "q-x/../../x.arrow",
-        "/etc/passwd",
-        "q-x/0/x.txt",
-        "x.arrow",
-        "q-x_0_/../x.arrow",
-        "q-x/0/1/x.arrow",
-    ],
-)
+    ["../../../home/user/x.arrow", "q-x/../../x.arrow", "/etc/passwd", "q-x/0/x.txt", "x.arrow",
+     "q-x_0_/../x.arrow", "q-x/0/1/x.arrow"],
+)  # fmt: skip
 def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     place = resolve_path(tmp_path)
     write_manifest(tmp_path, [name])

@@ -22,7 +22,7 @@ from rocket_sink.ledger.transport import stream
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import _SEAL_SIZE, _state, read_batches
 
-from .values import accounts, context, letter, sends
+from .values import accounts, context, letter, sends, write_spool
 
 LOCAL = fs.LocalFileSystem()
 MUTANTS = 1500
@@ -85,9 +85,7 @@ def test_of_many_mutants_none_gives_other_rows(original, tmp_path):
             continue
         pa.Table.from_batches(batches, LEDGER_SCHEMA).to_pylist()
         if is_sealed:
-            assert [batch.to_pylist() for batch in batches] == [b.to_pylist() for b in written], (
-                seed
-            )
+            assert [b.to_pylist() for b in batches] == [b.to_pylist() for b in written], seed
             ends["equal"] += 1
         else:  # A mutant with a damaged end counts as cut.
             assert all(a.equals(b) for a, b in zip(batches, written, strict=False)), seed
@@ -165,23 +163,21 @@ def test_lack_of_memory_is_no_damage(original, tmp_path, monkeypatch):
         assert not isinstance(caught.value, DamagedSpoolError)
 
 
-@pytest.mark.parametrize("kind", ["sent", None])
-def test_a_kind_that_no_task_writes(tmp_path, kind):
-    writer = SpoolWriter(str(tmp_path), context())
-    writer.append(replaced(sends(context()), {"kind": pa.array([kind], pa.string())}))
-    with pytest.raises(DamagedSpoolError, match="kind"):
-        read(Path(writer.seal() or ""))
+NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff")]
+)
 
 
-def test_texts_that_no_task_writes(tmp_path):
-    """The checksums are right, because the writer itself had no valid text."""
-    text = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff")]
-    )  # fmt: skip
-    writer = SpoolWriter(str(tmp_path), context())
-    writer.append(replaced(sends(context()), {"topic": text}))
-    with pytest.raises(DamagedSpoolError, match="UTF8"):
-        read(Path(writer.seal() or ""))
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [("kind", pa.array(["sent"]), "kind"), ("kind", pa.array([None], pa.string()), "kind"),
+     ("topic", NO_TEXT, "UTF8")],
+)  # fmt: skip
+def test_values_that_no_task_writes(tmp_path, name, value, says):
+    """The checksums are right, because the writer itself had no valid value."""
+    path = write_spool(str(tmp_path), context(), replaced(sends(context()), {name: value}))
+    with pytest.raises(DamagedSpoolError, match=says):
+        read(Path(path or ""))
 
 
 def batches_cut(data: bytes) -> list[bytes]:
@@ -264,8 +260,7 @@ def test_requests_in_flight_of_a_complete_attempt_are_not_taken_in(tmp_path):
     ctx = context()
     flight = in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1])
     for complete, expected in ((True, ["acked"]), (False, ["in_flight", "in_flight", "acked"])):
-        writer = SpoolWriter(str(tmp_path), ctx)
-        writer.append(flight, sends(ctx, 1), accounts(ctx, complete=complete, acked=7))
-        batches = read(Path(writer.seal() or ""))
+        account = accounts(ctx, complete=complete, acked=7)
+        batches = read(Path(write_spool(str(tmp_path), ctx, flight, sends(ctx, 1), account) or ""))
         outcomes = [value for batch in batches for value in batch["outcome"].to_pylist()]
         assert outcomes == [*expected, None]
