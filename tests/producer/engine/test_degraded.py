@@ -8,7 +8,6 @@ from rocket_sink.errors import DegradedError, Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer, Delay
-from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request, send
 
 HELD_S = 1.8
@@ -53,21 +52,6 @@ def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_produ
     assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")
 
 
-def test_a_frozen_broker_gets_no_more_than_its_share(cluster, make_engine):
-    """The broker sent bytes just before the freeze."""
-    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
-    frozen = cluster.brokers[0]
-    send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
-    frozen.freeze()
-    queues = iter([MessageQueue("orders", broker.name, 0) for broker in cluster.brokers])
-    completion = send(engine, 1, choose=lambda info, available: next(queues))
-    frozen.thaw()
-    assert completion.outcome is Outcome.ACKED and completion.maybe_duplicate
-    first, _ = completion.attempts
-    assert first.error_code == "REQUEST_TIMEOUT"
-    assert first.rtt_ms < 30_000, "it waited as for a broker that lives"
-
-
 def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, make_engine):
     engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=14)
     frozen = cluster.brokers[0]
@@ -82,28 +66,3 @@ def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, mak
     frozen.thaw()
     assert completion.outcome is Outcome.ACKED
     assert 5000 < completion.attempts[0].rtt_ms < 50_000
-
-
-def test_the_time_of_an_attempt_that_the_user_set_is_kept(cluster, make_engine):
-    cluster.on_send(Delay(600_000), times=None)
-    # The last attempt has the time that the others left of the total.
-    engine = make_engine(sendMsgTimeout="8s", sendMsgMaxTimeoutPerRequest=700)
-    completion = send(engine, 1)
-    assert completion.outcome is Outcome.UNKNOWN
-    assert len(completion.attempts) == 3
-
-
-def test_a_sign_of_life_is_asked_for_only_of_brokers_that_owe_an_old_answer(cluster, make_engine):
-    engine = make_engine(heartbeatBrokerInterval="1h")
-    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
-    for number in range(20):
-        send(engine, number, queue=queue)
-    engine.drive_for(0.5)
-    assert _heartbeats(cluster.brokers[0]) == 1
-    cluster.brokers[0].on_send(Delay(1500))
-    send(engine, "held", queue=queue)
-    assert _heartbeats(cluster.brokers[0]) > 1
-
-
-def _heartbeats(broker):
-    return sum(request.code == RequestCode.HEART_BEAT for request in broker.requests)

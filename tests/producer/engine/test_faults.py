@@ -211,15 +211,6 @@ def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
     assert len(small.drain()) == 1 and small.pending == 0
 
 
-def test_every_place_in_the_window_is_given_back(cluster, make_engine):
-    cluster.on_send(Drop(), times=5)
-    engine = make_engine(sendMsgTimeout=900)
-    submit(engine, 60)
-    assert len(engine.drain()) == 60
-    assert (engine.pending, engine.flow.window.bytes) == (0, 0)
-    assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
-
-
 def test_strict_order_has_one_request_in_flight_per_queue(cluster, engine):
     cluster.on_send(Delay(5), times=None)
     engine.publish_info("orders")

@@ -32,41 +32,6 @@ def make(make_engine):
     return lambda **options: make_engine(clock=Clock(), **options)
 
 
-def link_of(engine, completion):
-    return engine.client.peek(completion.result.broker_address)
-
-
-@pytest.mark.parametrize(("idle_s", "same"), [(90, True), (130, False)])
-def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
-    """A firewall may have forgotten the connection, and would swallow the request."""
-    engine = make(pollNameServerInterval="1h", heartbeatBrokerInterval="1h")
-    first = send(engine, 1)
-    link = link_of(engine, first)
-    # Wait for the heartbeat's answer.
-    drive_until(engine, lambda: not link.connection.in_flight)
-    engine.clock.ahead_s += idle_s
-    second = send(engine, 2, queue=first.result.queue)
-    assert second.outcome.delivered and len(second.attempts) == 1
-    assert (link_of(engine, second) is link) is same
-
-
-def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
-    """The fault table sees the probe first; only then are messages sent there."""
-    engine = make(retryTimesWhenSendFailed=3)
-    engine.publish_info("orders")
-    broker = cluster.brokers[0]
-    broker.kill()
-    for number in range(8):
-        assert send(engine, number).outcome.delivered
-    assert not is_reachable(engine.brokers.faults, broker.name)
-    broker.requests.clear()
-    broker.restart()
-    engine.clock.ahead_s += 5
-    drive_until(engine, lambda: is_reachable(engine.brokers.faults, broker.name))
-    codes = {request.code for request in broker.requests}
-    assert RequestCode.GET_MAX_OFFSET in codes and RequestCode.SEND_MESSAGE_V2 not in codes
-
-
 class HandClock:
     """A clock that stands still until a test puts it forward."""
 

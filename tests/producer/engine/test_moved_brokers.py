@@ -13,8 +13,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.testing import CloseConnection, Delay, FakeCluster
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing import Delay, FakeCluster
 from tests.producer.conftest import drive_until, request, send, submit
 from tests.producer.waiting import until
 
@@ -66,18 +65,6 @@ def test_look_ups_follow_brokers_that_move(cluster, make_engine):
     _move(cluster)
     stored = StoredMessages(engine, since_ms=0)
     assert stored.find("orders", ["ID1", "none"], timed=False) == {"ID1"}
-
-
-def test_an_inquiry_follows_a_broker_that_moves(cluster, make_engine):
-    engine = make_engine(storedCheckTimeout=5000, storedCheckDelay=50)
-    engine.publish_info("orders")
-    cluster.on_send(CloseConnection())
-    cluster.on(RequestCode.QUERY_MESSAGE, CloseConnection())
-    engine.submit(request(1, verify_ids=("ID1",)))
-    drive_until(engine, lambda: cluster.requests(RequestCode.QUERY_MESSAGE))
-    _move(cluster)
-    (completion,) = engine.drain()
-    assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, True)
 
 
 def _demote(broker):

@@ -32,16 +32,6 @@ def test_acked(cluster, make_engine):
     assert (attempt.attempt, attempt.message_count) == (1, 1)
 
 
-def test_the_record_of_a_batch_keeps_the_first_offset_id_only(engine):
-    for count in (1, 2, 3):
-        body = b"".join(encode_inner(b"a", f"UNIQ_KEY\x01A{n}\x02", 0) for n in range(count))
-        engine.submit(SendRequest("orders", body, message_count=count, batch=True))
-        (completion,) = engine.drain()
-        ids = completion.result.offset_message_id.split(",")
-        assert len(ids) == count
-        assert [attempt.offset_message_id for attempt in completion.attempts] == ids[:1]
-
-
 @pytest.mark.parametrize(
     ("behaviour", "outcome", "error", "attempts"),
     [
@@ -132,17 +122,6 @@ def test_unknown_then_acked_is_marked(cluster, engine):
         assert ids.count(completion.result.message_id) == 2
 
 
-def test_unknown_wins_over_what_follows(cluster, make_engine):
-    """The first attempt is unknown, then the broker is gone: the outcome must not be NOT_SENT."""
-    engine = make_engine(sendMsgTimeout=900)
-    engine.publish_info("orders")
-    cluster.on_send(CloseConnection(), times=1)
-    cluster.on_send(Answer(2, "busy"), times=None)
-    completion = send(engine)
-    assert completion.outcome is Outcome.UNKNOWN
-    assert [a.outcome for a in completion.attempts][-1] is Outcome.REJECTED
-
-
 def test_attempts_share_one_deadline(cluster, make_engine):
     cluster.freeze()
     engine = make_engine(sendMsgTimeout=3000)
@@ -182,36 +161,10 @@ def test_a_retry_goes_to_another_broker_without_the_fault_table(cluster, make_en
             assert before.broker_name != after.broker_name
 
 
-def test_a_given_queue_is_kept(cluster, make_engine):
-    queue = MessageQueue("orders", "broker-a", 2)
-    cluster.broker("broker-a").on_send(Answer(2, "busy"), times=2)
-    completion = send(make_engine(), queue=queue)
-    assert completion.outcome is Outcome.ACKED
-    assert {(a.broker_name, a.queue_id) for a in completion.attempts} == {("broker-a", 2)}
-    assert len(completion.attempts) == 3
-
-
-def test_busy_backs_off(cluster, make_engine):
-    cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=None)
-    engine = make_engine(retryBackoffMs=100)
-    started = engine.clock()
-    completion = send(engine)
-    assert completion.outcome is Outcome.REJECTED and len(completion.attempts) == 3
-    assert engine.clock() - started >= 0.14
-
-
 def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
     cluster.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=4)
     completion = send(make_engine(retryBackoffMs=1), retry_while_busy=True, timeout_s=60.0)
     assert completion.outcome is Outcome.ACKED and len(completion.attempts) > 3
-
-
-def test_poison_does_not_isolate(cluster, engine):
-    cluster.on_send(Answer(13, "illegal"), times=None)
-    submit(engine, 4)
-    engine.drain()
-    assert engine.isolations() == []
-    assert is_well(engine, "broker-a") and is_well(engine, "broker-b")
 
 
 def test_a_failing_broker_is_isolated_and_reported(cluster, engine):
@@ -222,14 +175,6 @@ def test_a_failing_broker_is_isolated_and_reported(cluster, engine):
     events = engine.isolations()
     assert {event.broker_name for event in events} == {"broker-a"}
     assert engine.isolations() == []
-
-
-def test_no_permission_isolates_the_topic_only(cluster, engine):
-    cluster.broker("broker-a").on_send(Answer(16, "the broker's topic is read only"), times=None)
-    for number in range(6):
-        assert send(engine, number).result.queue.broker_name == "broker-b"
-    assert is_well(engine, "broker-a")
-    assert {event.topic for event in engine.isolations()} == {"orders"}
 
 
 def test_unknown_topic_is_an_error_at_once(cluster, make_engine):

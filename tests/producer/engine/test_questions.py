@@ -89,24 +89,6 @@ def test_a_batch_with_keys_asks_nobody(cluster, make_producer):
     assert (asked(cluster), batches(cluster)) == (0, 1)
 
 
-def test_batches_that_wait_for_the_answer_ask_once(cluster, make_producer):
-    producer = make_producer(maxMessageSize=1000)
-    producer.send_batch([Message("orders", bytes(400))] * 120)
-    assert asked(cluster) == 2 and len(cluster.messages("orders")) == 120
-
-
-def test_a_topic_that_is_made_anew_is_noticed(cluster, producer, monkeypatch):
-    """A policy cannot be changed, so whoever wants another one deletes the topic."""
-    monkeypatch.setattr(questions, "AGE_S", 0.0)
-    for _ in range(16):
-        producer.send_batch([Message("orders", b"x")] * 2)
-    assert all(broker.store.messages("orders") for broker in cluster.brokers)
-    cluster.create_topic("orders", **KEYED)
-    with pytest.raises(MessageIllegalError, match="key"):
-        for _ in range(200):
-            producer.send_batch([Message("orders", b"x")])
-
-
 def test_a_broker_that_does_not_answer_the_question_gets_no_batch(cluster, make_producer):
     silent = cluster.brokers[0]
     silent.on(RequestCode.GET_TOPIC_CONFIG, Drop(), times=None)

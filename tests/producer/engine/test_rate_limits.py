@@ -151,38 +151,6 @@ def _freeze_when_busy(cluster, engine, requests):
     return broker
 
 
-def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
-    engine = make_engine(sendMsgTimeout=400, retryBackoffMs=1, retryBackoffMaxMs=1,
-                         retryTimesWhenSendFailed=0)  # fmt: skip
-    broker = _freeze_when_busy(cluster, engine, 5)
-    done = engine.drain()
-    broker.thaw()
-    assert sorted(c.outcome.value for c in done) == ["not_sent"] * 4 + ["unknown"]
-    assert any("is busy" in str(c.error) for c in done if c.outcome is Outcome.NOT_SENT)
-
-
-def test_the_last_answer_is_the_error_of_what_finds_no_place_in_time(cluster, make_engine):
-    """A request that waits again after a refusal reports the refusal: a broker with a full disk."""
-    engine = make_engine(sendMsgTimeout=700, retryBackoffMs=50, retryBackoffMaxMs=50)
-    broker = cluster.brokers[0]
-    broker.on_send(Answer(2, "broker busy"))
-    send(engine, "busy", queue=_home(cluster), timeout_s=60.0)
-    broker.on_send(Delay(20_000), times=1)
-    engine.submit(request("holds the place", queue=_home(cluster), timeout_s=60.0))
-    engine.brokers.of(broker.name).window.limit = 2.0
-    broker.on_send(Answer(14, "the broker's disk is full"), times=1)
-    engine.submit(request("refused", queue=_home(cluster)))
-    done = []
-    while engine.brokers.of(broker.name).in_flight == 2:
-        done += engine.poll(0.01)
-    engine.brokers.of(broker.name).window.limit = 1.0
-    while not done:
-        done += engine.poll(0.01)
-    [refused] = done
-    assert (refused.token, refused.outcome) == ("refused", Outcome.REJECTED)
-    assert "disk is full" in str(refused.error) and refused.error.response_code == 14
-
-
 def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
     """A full window is a reason to go elsewhere, even without the fault table."""
     engine = make_engine(faultTable="off", retryBackoffMs=1, retryBackoffMaxMs=1)

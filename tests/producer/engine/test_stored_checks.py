@@ -1,16 +1,10 @@
 """Requests with ids to verify: after an unknown outcome the engine asks the broker first."""
 
-import dataclasses
-
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.identity import new_message_ids
-from rocket_sink.options import SinkOptions
+from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine import stored_check
-from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
@@ -21,14 +15,6 @@ QUICK = {
     "storedCheckTimeout": 600,
 }  # fmt: skip
 LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True))
-
-
-def batch(count: int) -> SendRequest:
-    ids = [f"B{i}" for i in range(count)]
-    builder = RequestBuilder(SinkOptions(), new_message_ids("127.0.0.1"))
-    messages = [Message("orders", message_id.encode(), message_id=message_id) for message_id in ids]
-    (part,) = builder.batches(messages)
-    return dataclasses.replace(part.request, verify_ids=(ids[0], ids[-1]), token="batch")
 
 
 def bodies(cluster: FakeCluster) -> list[bytes]:
@@ -102,16 +88,6 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
     assert engine.pending == 1 and not engine.stored_checks.open
 
 
-def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
-    cluster.on_send(Drop(), times=None)
-    engine = make_engine(**QUICK)
-    engine.submit(batch(50))
-    (completion,) = engine.drain()
-    assert completion.found_stored and len(bodies(cluster)) == 50
-    queries = cluster.requests(RequestCode.QUERY_MESSAGE)
-    assert {(r.ext or {})["key"] for r in queries} == {"B0", "B49"}
-
-
 def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     broker = cluster.brokers[0]
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 20_000})
@@ -146,18 +122,6 @@ def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordere
     completion = send(engine, 1, verify_ids=("ID1",), queue=queue, ordered=ordered)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
     assert len(completion.attempts) == 1 and bodies(cluster) == [b"body-1"]
-
-
-def test_a_late_refusal_leaves_time_for_another_attempt(cluster, make_engine):
-    cluster.freeze()
-    engine = make_engine(sendMsgTimeout=400)
-    engine.submit(request(1, verify_ids=("ID1",)))
-    engine.drive_for(0.6)
-    for broker in cluster.brokers:
-        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
-        broker.thaw()
-    (completion,) = engine.drain()
-    assert completion.outcome is Outcome.ACKED and bodies(cluster) == [b"body-1"]
 
 
 def test_a_message_with_properties_in_another_encoding_is_found(cluster, make_engine, caplog):
