@@ -1,15 +1,9 @@
 """The account of bytes decides between NOT_SENT and UNKNOWN: it must be exact."""
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_sink.errors import Outcome, SendError
-from rocket_sink.net.channel import Channel, WriteQueue
-from rocket_sink.net.transport import StreamEnded
-from rocket_sink.wire.connection import Connection
+from rocket_sink.net.channel import WriteQueue
 
 
 @given(
@@ -77,45 +71,3 @@ def test_a_frame_of_very_many_buffers_goes_in_parts():
         rounds += 1
         write_queue.wrote(len(part))
     assert sent == b"".join(buffers) and 5 <= rounds < 10
-
-
-class Slow:
-    """A transport whose kernel accepts a fixed number of bytes and no more."""
-
-    unsent = False
-
-    def __init__(self, takes: int) -> None:
-        self.takes = takes
-
-    def write(self, buffers: list[Any]) -> int:
-        count = min(self.takes, sum(map(len, buffers)))
-        self.takes -= count
-        return count
-
-    def close(self) -> None: ...
-
-
-class Ended:
-    """An owner that notes how its requests ended."""
-
-    def __init__(self) -> None:
-        self.errors: list[SendError] = []
-
-    def on_end(self, result: SendError, sent_s: float | None, now_s: float) -> None:
-        self.errors.append(result)
-
-
-@pytest.mark.parametrize(
-    ("taken", "outcome"), [(0, Outcome.NOT_SENT), (150, Outcome.UNKNOWN), (1000, Outcome.UNKNOWN)]
-)
-def test_a_group_that_went_in_part_may_be_stored_in_part(taken, outcome):
-    """The broker has the first frames of the group, not the last: no frame counts as NOT_SENT."""
-    channel = object.__new__(Channel)
-    channel.address, channel.transport = "b:1", Slow(taken)  # type: ignore[assignment]
-    channel.connection, channel.write_queue = Connection(), WriteQueue()
-    owner = Ended()
-    channel.connection.open_group(10, deadline_s=9.0, token=owner)
-    channel.write_queue.put(owner, (bytes(1000),), 1000)
-    channel.flush(1.0)
-    channel.fail(StreamEnded("reset"), 2.0)
-    assert [error.outcome for error in owner.errors] == [outcome]

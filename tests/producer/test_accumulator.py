@@ -167,15 +167,6 @@ def test_topics_and_wait_store_are_kept_apart(cluster, make):
     assert sorted(waits) == ["false"] * 3 + ["true"] * 3
 
 
-def test_a_callback_that_raises_stops_no_other(cluster, make):
-    def broken(result, error):
-        raise RuntimeError("callback")
-
-    producer = make()
-    futures = [producer.send_async(Message("orders", b"x"), broken) for _ in range(5)]
-    assert len({future.result(5).message_id for future in futures}) == 5
-
-
 def test_a_refused_batch_is_sent_singly_and_failures_reach_every_future(cluster, make):
     cluster.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
     ends = []

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from rocket_sink.errors import BrokerTooOldError, ConnectError, Outcome, UnwrittenError
-from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.hooks import RpcHook
+from rocket_sink.errors import BrokerTooOldError, Outcome, UnwrittenError
+from rocket_sink.message import Message
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.send_group import SendGroup
 from rocket_sink.testing import Drop
@@ -132,44 +131,12 @@ def test_places_are_given_back_with_each_answer(cluster, make_producer):
     assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in pending)
 
 
-def test_rpc_hooks_see_each_request(cluster, producer, groups):
-    calls = Counter()
-
-    class Hook(RpcHook):
-        def before_request(self, address, request):
-            calls["before"] += request.code == 310
-            request.ext["mine"] = "yes"
-
-        def after_response(self, address, request, response):
-            calls["after"] += request.code == 310
-
-    producer.add_rpc_hook(Hook())
-    assert all(future.result(60) for future in burst(producer, 40))
-    assert calls == {"before": 40, "after": 40} and not groups
-
-
-def test_what_was_asked_for_a_queue_goes_there(cluster, make_producer, groups):
-    queue = MessageQueue("orders", "broker-b", 2)
-    futures = burst(make_producer(), queue=queue)
-    assert {future.result(60).queue for future in futures} == {queue} and max(groups) > 100
-
-
 def test_a_group_whose_broker_is_down_goes_to_another_one(cluster, producer, groups):
     producer.send(message(0))
     cluster.broker("broker-a").kill()
     results = [future.result(60) for future in burst(producer)]
     assert {result.queue.broker_name for result in results} == {"broker-b"}
     assert len(results) == COUNT
-
-
-def test_a_group_that_was_not_sent_fails_as_a_whole(cluster, make_producer, groups):
-    producer = make_producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=1)
-    producer.send(message(0))
-    cluster.kill()
-    errors = [future.exception(60) for future in burst(producer)]
-    assert all(isinstance(error, ConnectError) and error.attempts for error in errors)
-    assert len(set(map(id, errors))) == COUNT and max(groups) > 100
-    assert producer._session.engine.flow.window.requests == 0
 
 
 def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(

@@ -9,7 +9,6 @@ from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullEr
 from rocket_sink.message import Message
 from rocket_sink.producer import engine_thread
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Delay, Drop
 from tests.producer.waiting import in_threads, until
 
@@ -148,24 +147,3 @@ def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
             assert isinstance(end.exception(60), (ProducerClosedError, WindowFullError))
     for future in futures:
         assert future.exception(60) is not None
-
-
-def test_closing_answers_for_what_was_never_taken_in(producer, monkeypatch):
-    monkeypatch.setattr(RequestQueue, "drain", lambda self: None)
-    future = producer.send_async(Message("orders", b"x"))
-    producer.close(0.1)
-    assert isinstance(future.exception(60), ProducerClosedError)
-
-
-def test_what_the_engine_does_not_take_ends_its_own_future_only(producer, monkeypatch):
-    submit = producer._session.engine.try_submit
-
-    def picky(request):
-        if request.body == b"bad":
-            raise ValueError("no")
-        return submit(request)
-
-    monkeypatch.setattr(producer._session.engine, "try_submit", picky)
-    futures = [producer.send_async(Message("orders", body)) for body in (b"a", b"bad", b"c")]
-    assert isinstance(futures[1].exception(60), UnwrittenError)
-    assert futures[0].result(60) and futures[2].result(60)

@@ -118,23 +118,6 @@ def test_a_check_without_a_topic_is_answered_too(cluster, make_producer):
         until(lambda number=number: len(cluster.requests(RequestCode.END_TRANSACTION)) > number)
 
 
-def test_a_check_that_cannot_be_answered_stops_no_other(cluster, make_producer, monkeypatch):
-    producer = make_producer(transaction_listener=lambda m: COMMIT)
-    producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    tried = []
-
-    def fail(address, check):
-        tried.append(check)
-        raise RuntimeError("a defect")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(producer._session.transactions, "_answer_check", fail)
-        cluster.check_transactions()
-        until(lambda: tried)
-    cluster.check_transactions()
-    until(lambda: cluster.messages("orders"))
-
-
 def test_another_process_may_listen(cluster, make_producer):
     make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     other = make_producer()
