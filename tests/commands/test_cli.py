@@ -65,17 +65,8 @@ def test_help_imports_nothing_heavy():
 
 
 ANY_TEXT = {
-    "version",
-    "tags",
-    "keys",
-    "sharding_key",
-    "key",
-    "tag",
-    "form",
-    "path",
-    "checkpoint",
-    "group",
-}
+    "version", "tags", "keys", "sharding_key", "key", "tag", "form", "path", "checkpoint", "group",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
@@ -122,17 +113,15 @@ def test_the_short_help_is_the_commands_own_first_line(name):
         (["send", "-n", "a:1", "-t", "t", "-O", "ordering=strct", "x"], "strict"),
         (["stream", "--format", "rate"], "--checkpoint"),
         (["stream", "--format", "rate", "--batch", "--checkpoint", "c"], "--batch"),
-        (["options", "--out", "x"], "--conf"),
-        (["backfill"], "--ledger"),
+        (["options", "--out", "x"], "--conf"), (["backfill"], "--ledger"),
         (["transactions", "list"], "--ledger"),
-        (["transactions", "settle", "-n", "a:1"], "--ledger"),
-        (["tail", "-n", "a:1"], "--topic"),
+        (["transactions", "settle", "-n", "a:1"], "--ledger"), (["tail", "-n", "a:1"], "--topic"),
         (["tail", "-t"], "rocket-sink tail: option '-t' requires"),
         (["stream", "--format", "rate", "--batch", "--trigger", "1 s"], "not to --batch"),
         (["send", "-n", "a:1", "-t", "no such!", "x"], "'no such!'"),
         (["dlq", "list", "-n", "a:1", "--key", "k"], "give --group"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_command_line_exits_2_with_a_reason(arguments, words, capsys):
     code, out, err = run(capsys, *arguments)
     assert code == 2

@@ -657,11 +657,6 @@ def test_a_plain_server_is_recognised_whatever_openssl_calls_it(plain, monkeypat
         ask(plain(act), tlsMode="insecure")
 
 
-def test_a_handshake_timeout_reports_the_servers_answer(plain):
-    with pytest.raises(errors.ConnectError, match=r"too long.*tlsMode=off"):
-        ask(plain(linger), tlsMode="insecure", connectTimeoutMs=300)
-
-
 def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
     with pytest.raises(errors.TlsError, match="client certificate") as caught:
         ask(plain(answer(b"\x16\x03\x03\x00\x7a\x02", stays=False)), tlsMode="insecure")

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from rocket_sink.errors import BrokerBusyError, NoRouteError, RequestTimeoutError
+from rocket_sink.errors import BrokerBusyError, NoRouteError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.testing import Answer, Drop
+from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode, mq_version
 from rocket_sink.wire.compress import CompressionType
 from tests.producer.conftest import send
@@ -80,16 +80,6 @@ def test_retry_response_codes(cluster, make_engine):
     assert isinstance(completion.error, BrokerBusyError) and len(completion.attempts) == 1
 
 
-def test_longest_single_attempt(cluster, make_engine):
-    share_ms = 60_000
-    engine = make_engine(sendMsgTimeout=3 * share_ms, sendMsgMaxTimeoutPerRequest=100)
-    engine.publish_info("orders")
-    cluster.on_send(Drop(stores=False))
-    first, *_, last = send(engine).attempts
-    assert first.error_code == RequestTimeoutError.code and last.outcome.delivered
-    assert first.rtt_ms < share_ms / 2
-
-
 def test_topics_made_on_the_fly(cluster, make_producer):
     cluster.create_topic("template", 8)
     producer = make_producer(createTopic="template:2")
@@ -129,14 +119,6 @@ def test_latency_tables(cluster, make_producer):
     assert [event.broker_name for event in producer.isolations()] == [name]
     (isolated,) = [health for health in producer.broker_health() if not health.available]
     assert isolated.broker_name == name and isolated.available_in_ms > 500_000
-
-
-def test_no_fault_tolerance(cluster, make_producer):
-    producer = make_producer(faultTable="off")
-    cluster.brokers[0].on_send(Answer(14, "disk full"))
-    cluster.brokers[1].on_send(Answer(14, "disk full"))
-    producer.send(Message("orders", b"x"))
-    assert producer.isolations() == []
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -154,12 +154,10 @@ assert time.monotonic() - began < 30
 @pytest.mark.parametrize(
     ("look", "lines"),
     [
-        ("", 1),
-        ("concurrent.futures.wait(futures)", 1),
-        ("[future.exception() for future in futures]", 0),
-        ("seen.wait(60)", 0),
+        ("", 1), ("concurrent.futures.wait(futures)", 1),
+        ("[future.exception() for future in futures]", 0), ("seen.wait(60)", 0),
     ],
-)
+)  # fmt: skip
 def test_failures_before_the_end_count_unless_somebody_knows_them(cluster, run, look, lines):
     cluster.on_send(Answer(13, "illegal"), times=None)
     ended = run(f"""

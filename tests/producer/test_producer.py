@@ -16,7 +16,6 @@ from rocket_sink.producer import engine_thread
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.acl import Credentials
-from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.waiting import in_threads, until
 
@@ -150,27 +149,6 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     timer.join()
 
 
-def test_a_raising_callback_affects_no_other_send(cluster, producer, caplog):
-
-    def bad(result, error):
-        raise ZeroDivisionError
-
-    producer.send_async(Message("orders", b"first"), bad).result(5)
-    assert producer.send_async(Message("orders", b"second")).result(5).outcome is Outcome.ACKED
-    producer.flush()
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_async_blocks_at_the_window_and_then_raises(cluster, make_producer):
-    producer = make_producer(maxInFlight=3, sendMsgTimeout=60_000)
-    producer.send(Message("orders", b"warm"))
-    cluster.on_send(Drop(), times=None)
-    for _ in range(3):
-        producer.send_async(Message("orders", b"x"))
-    with pytest.raises(errors.WindowFullError, match="backPressure"):
-        producer.send_async(Message("orders", b"x"), timeout_ms=400)
-
-
 def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=500)
     producer.send_oneway(Message("orders", b"one"))
@@ -180,19 +158,6 @@ def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
         for _ in range(4):
             with suppress(errors.UnwrittenError):
                 producer.send_oneway(Message("orders", b"two"))
-
-
-def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
-    producer = make_producer(maxMessageSize=2000)
-    messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(8)]
-    results = producer.send_batch(messages)
-    sends = cluster.requests(RequestCode.SEND_BATCH_MESSAGE)
-    assert len(results) == len(sends) == 4
-    assert all(len(f.body) <= 2000 for f in sends)
-    assert all(len(f.body) > 700 + INNER_OVERHEAD_BYTES for f in sends)
-    assert {m.body[0] for m in cluster.messages("orders")} == set(range(8))
-    ids = [i for r in results for i in r.message_id.split(",")]
-    assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
 
 
 def test_illegal_batches(cluster, producer):
@@ -205,15 +170,6 @@ def test_illegal_batches(cluster, producer):
         with pytest.raises(errors.MessageError):
             producer.send_batch(batch)
     assert cluster.messages("orders") == []
-
-
-def test_limits_are_local_errors_that_name_the_message(cluster, make_producer):
-    producer = make_producer(maxMessageSize=10)
-    with pytest.raises(errors.MessageError) as caught:
-        producer.send(Message("orders", bytes(11), keys=["k"]))
-    error = caught.value
-    assert (error.code, error.size, error.limit, error.keys) == ("BODY_TOO_LARGE", 11, 10, ("k",))
-    assert producer.send(Message("orders", bytes(10))).outcome is Outcome.ACKED
 
 
 def test_selector_and_queue(cluster, producer):

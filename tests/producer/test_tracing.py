@@ -6,6 +6,7 @@ import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Answer
 from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace
 from tests.decoding import decode_trace
 from tests.producer.waiting import until

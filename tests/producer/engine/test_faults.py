@@ -9,8 +9,7 @@ from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.routing.fault import FAILING, UNREACHABLE
-from rocket_sink.testing import Delay, Drop, FaultProxy
+from rocket_sink.testing import Delay, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import heartbeat
@@ -191,26 +190,6 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
     assert len(cluster.messages("orders")) == 12
 
 
-def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
-    cluster.on_send(Delay(150), times=None)
-    engine = make_engine(maxInFlight=4)
-    engine.publish_info("orders")
-    for number in range(4):
-        assert engine.try_submit(request(number))
-    assert not engine.try_submit(request(4))
-    started = engine.clock()
-    engine.submit(request(4))
-    assert engine.clock() - started > 0.05
-    assert len(engine.drain()) == 5
-    small = make_engine(backPressureForAsyncSendSize=2048)
-    small.publish_info("orders")
-    assert small.try_submit(SendRequest("orders", bytes(10_000), token=0)), "alone it must pass"
-    assert not small.try_submit(request(1))
-    small.drain()
-    assert small.try_submit(request(1)) and small.pending == 1
-    assert len(small.drain()) == 1 and small.pending == 0
-
-
 def test_strict_order_has_one_request_in_flight_per_queue(cluster, engine):
     cluster.on_send(Delay(5), times=None)
     engine.publish_info("orders")
@@ -301,24 +280,6 @@ def test_heartbeats_and_unregister_have_the_group(cluster, make_engine):
     beats = cluster.requests(RequestCode.HEART_BEAT)
     assert beats and b'"mine"' in bytes(beats[0].body)
     assert cluster.requests(RequestCode.UNREGISTER_CLIENT)[0].ext["producerGroup"] == "mine"
-
-
-def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine):
-    """With the other broker frozen, the slow one is the better place, after one late answer."""
-    engine = make_engine(sendMsgTimeout=1800)
-    engine.publish_info("orders")
-    cluster.brokers[0].freeze()
-    slow = cluster.brokers[1]
-    slow.on_send(Drop(), times=1)
-    engine.submit(request("unlucky", queue=MessageQueue("orders", slow.name, 0), attempts=1))
-    until_s = engine.clock() + 1.5
-    while engine.clock() < until_s:
-        engine.submit(request("next", queue=MessageQueue("orders", slow.name, 1), timeout_s=60.0))
-        engine.poll(0.05)
-    engine.drain(engine.clock() + 30)
-    engine.brokers.view(engine.clock())
-    assert engine.brokers.rank(slow.name, "orders") & (FAILING | UNREACHABLE) == FAILING
-    cluster.brokers[0].thaw()
 
 
 def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, engine):

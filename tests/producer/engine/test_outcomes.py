@@ -247,22 +247,6 @@ def test_a_topic_that_was_shrunk_costs_one_look_at_the_route(cluster, engine):
     assert all(c.outcome is Outcome.ACKED for c in completions)
 
 
-def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
-    """A broker says GO_AWAY once; the request goes to the same broker over a new connection."""
-    engine = make_engine(retryTimesWhenSendFailed=0)
-    engine.publish_info("orders")
-    cluster.on_send(Answer(1500, "go away"), times=1)
-    completions = [send(engine, number) for number in range(16)]
-    assert all(c.outcome is Outcome.ACKED for c in completions)
-    again = [c for c in completions if len(c.attempts) == 2]
-    assert len(again) == 2
-    for completion in again:
-        first, second = completion.attempts
-        assert (first.broker_name, first.queue_id) == (second.broker_name, second.queue_id)
-        assert second.connect_ms > 0
-    assert engine.isolations() == []
-
-
 @pytest.mark.parametrize("closes", [True, False])
 def test_closing_completes_what_is_pending_and_drain_has_a_deadline(cluster, engine, closes):
     cluster.on_send(Drop(), times=None)
