@@ -35,11 +35,17 @@ from tests.rows.row_strategies import (
 )
 
 TOPIC = SinkOptions.parse(topic="t")
+TEXTS = pa.map_(pa.string(), pa.string())
 THOROUGH = settings(max_examples=200)
 
 
 def check(table, options=TOPIC):
     return validate(normalise(table, resolve_columns(table.schema, options)), options)
+
+
+def options_for(frame, **more):
+    """Return options with the topic `t`, unless the frame has topics."""
+    return SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t", **more)
 
 
 def one_row(**columns):
@@ -57,11 +63,9 @@ def code(**columns):
 @given(frames(), st.booleans())
 def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(frame, strict):
     names = frame.table.schema.names
-    options = SinkOptions.parse(
-        topic="" if "topic" in names else "t",
-        ordering="strict" if strict and {"sharding_key", "queue_id"} & set(names) else "none",
-        maxMessageSize=30,
-    )
+    is_ordered = strict and {"sharding_key", "queue_id"} & set(names)
+    ordering = "strict" if is_ordered else "none"
+    options = options_for(frame, ordering=ordering, maxMessageSize=30)
     checked = check(frame.table, options)
     expected = {i: c for i, row in enumerate(frame.rows) if (c := code_of(row, options))}
     assert {item.row: item.code for item in checked.refused} == expected
@@ -72,7 +76,7 @@ def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(frame, 
 @THOROUGH
 @given(frames())
 def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame):
-    options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
+    options = options_for(frame)
     checked = check(frame.table, options)
     rows = checked.rows
     ids = pa.array([f"{i:032X}" for i in range(len(rows))], pa.string())
@@ -89,7 +93,7 @@ def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame):
 @THOROUGH
 @given(frames())
 def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame):
-    options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
+    options = options_for(frame)
     checked = check(frame.table, options)
     for place, row in enumerate(checked.accepted.tolist()):
         assert checked.rows.message(place) == message_of(frame.rows[row], options)
@@ -100,8 +104,7 @@ def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame):
 @THOROUGH
 @given(frames())
 def test_dropping_illegal_properties_checks_the_row_without_them(frame):
-    names = frame.table.schema.names
-    options = SinkOptions.parse(topic="" if "topic" in names else "t", propertyPolicy="drop")
+    options = options_for(frame, propertyPolicy="drop")
     checked = check(frame.table, options)
     rows = [_without_illegal(row) for row in frame.rows]
     expected = {i: c for i, row in enumerate(rows) if (c := code_of(row, options))}
@@ -169,10 +172,8 @@ def _is_legal(row, name, value):
         ({"lite_topic": "x" * 64}, None),
         ({"lite_topic": "s", "delivery_timestamp": 1}, "INVALID_LITE_TOPIC"),
         ({"lite_topic": "s", "queue_id": 0, "broker_name": "a"}, "INVALID_QUEUE"),
-        ({"properties": pa.array([[("DELAY", "1")]], pa.map_(pa.string(), pa.string()))},
-         "RESERVED_PROPERTY"),
-        ({"properties": pa.array([[("a", " ")]], pa.map_(pa.string(), pa.string()))},
-         "INVALID_PROPERTY"),
+        ({"properties": pa.array([[("DELAY", "1")]], TEXTS)}, "RESERVED_PROPERTY"),
+        ({"properties": pa.array([[("a", " ")]], TEXTS)}, "INVALID_PROPERTY"),
     ],
 )  # fmt: skip
 def test_each_rule_has_its_code(columns, expected):
@@ -213,13 +214,10 @@ def test_the_property_limit_is_the_one_message_encoders(extra, letter, own_id):
     value = letter * (room // len(letter.encode())) + "x" * (room % len(letter.encode()))
     full = {**row, "properties": [(b"p", value.encode())]}
     table = one_row(
-        body=b"x",
-        key="k1",
-        tags="t",
-        properties=pa.array([[("p", value)]], pa.map_(pa.string(), pa.string())),
+        body=b"x", key="k1", tags="t", properties=pa.array([[("p", value)]], TEXTS),
         event_time=pa.array([5], pa.timestamp("ms", "UTC")),
         message_id="i" * 7 if own_id else pa.array([None], pa.string()),
-    )
+    )  # fmt: skip
     expected = ["PROPERTIES_TOO_LARGE"] * extra
     assert [r.code for r in check(table, options).refused] == expected
     assert ([code_of(full, options)] if extra else []) == expected
@@ -264,7 +262,7 @@ def test_a_row_with_an_event_time_may_not_bring_its_property_too(policy, codes):
     table = pa.table(
         {
             "body": ["x", "y"],
-            "properties": pa.array([[(EVENT_TIME, "1")]] * 2, pa.map_(pa.string(), pa.string())),
+            "properties": pa.array([[(EVENT_TIME, "1")]] * 2, TEXTS),
             "event_time": pa.array([5, None], pa.timestamp("ms", "UTC")),
         }
     )
@@ -324,9 +322,7 @@ def test_only_refused_rows_are_looked_at_one_by_one(monkeypatch):
             "tags": words,
             "keys": pa.array([["カナ"], ["é", "k"], [], None, ["日本"]]),
             "sharding_key": words,
-            "properties": pa.array(
-                [[("ключ", w), ("b", "カ ナ")] for w in words], pa.map_(pa.string(), pa.string())
-            ),
+            "properties": pa.array([[("ключ", w), ("b", "カ ナ")] for w in words], TEXTS),
         }
     )
     assert [r.row for r in check(table).refused] == [2]
