@@ -682,3 +682,104 @@ def test_rows_that_brokers_refuse_are_sent_only_by_name(reasons, is_data):
     assert ("data" in selected) is is_data and "unknown" in (*selected, *reasons, "unknown")
     assert (len(selected) > 1) is not reasons or bool(reasons)
     assert ColumnPlan.__name__ and Selection().max_tries == 3 and not Selection().again
+
+
+# --- queries at their start --------------------------------------------------------------------
+
+
+def named_class(name: str) -> Any:
+    return lambda: SimpleNamespace(getSimpleName=lambda: name)
+
+
+def told(text: str) -> Any:
+    return lambda: SimpleNamespace(toString=lambda: text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "end", "text"),
+    [
+        ("foreach", {}, "foreach", ""), ("source", {}, "datasource", ""), ("batch", {}, None, ""),
+        ("foreign", {"own": "inside"}, None, ""), ("other", {"own": "inside"}, None, ""),
+        ("foreach", {"own": "inside"}, "cancelled", "inside"),
+        ("source", {"own": "inside"}, "cancelled", "inside"),
+        ("batch", {"own": "inside"}, "refused", "inside"),
+        ("foreach", {"columns": "no body"}, "cancelled", "no body"),
+        ("planned", {"columns": "no body"}, "foreach", ""),
+        ("source", {"columns": "no body"}, "datasource", ""),
+        ("foreach", {"class": "ContinuousExecution"}, "cancelled", session_checks.CONTINUOUS),
+        ("source", {"mode": "Update"}, "cancelled", session_checks._UPDATE),
+        ("foreach", {"mode": "Update"}, "foreach", ""),
+        ("foreach", {"chance": "anew"}, "cancelled", "anew"),
+        ("foreach", {"unreachable": True}, "cancelled", "no server"),
+        ("foreach", {"own": "inside", "unreachable": True}, "cancelled", "inside"),
+        ("source", {"hidden": True, "unreachable": True}, None, ""),
+    ],
+)  # fmt: skip
+def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
+    monkeypatch, caplog, kind, change, end, text
+):
+    options = SinkOptions.parse(topic="t", ledger="/own")
+    cancelled, notes = [], list[Any]()
+    settings = SimpleNamespace(get=lambda *name: "7", set=lambda *pair: notes.append(pair))
+    plan = object() if kind == "planned" else None
+    foreach = session_checks._ForeachSink(options, plan)  # type: ignore[arg-type]
+    kinds = {"source": "PythonTable", "other": "PythonTable", "batch": "ForeachBatchSink"}
+    sink = SimpleNamespace(
+        getClass=named_class(kinds.get(kind, "ForeachWriterTable")), writer=lambda: kind,
+        name=lambda: "rocketmq" if kind == "source" else "another",
+    )  # fmt: skip
+    query = SimpleNamespace(
+        sink=lambda: sink, getClass=named_class(change.get("class", "MicroBatchExecution")),
+        sparkSessionForStream=lambda: SimpleNamespace(conf=lambda: settings),
+        resolvedCheckpointRoot=lambda: "/checkpoint", analyzedPlan=lambda: "plan",
+        outputMode=told(change.get("mode", "Append")), runId=told("run"),
+    )  # fmt: skip
+    running = {"q": SimpleNamespace(streamingQuery=lambda: query)}
+    jobs = SimpleNamespace(cancelJobGroupAndFutureJobs=lambda *args: cancelled.append(args))
+    session: Any = SimpleNamespace(
+        _jsparkSession=SimpleNamespace(streams=lambda: running),
+        sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: jobs)),
+    )
+
+    def reach(options, session):
+        if change.get("unreachable"):
+            raise errors.NameServerUnavailableError("no server")
+
+    stands_in = {
+        "_foreach_sink": lambda writer: None if writer == "foreign" else foreach,
+        "_source_options": lambda query: None if change.get("hidden") else options,
+        "_tell_tasks": lambda *args, is_late: notes.append((*args, is_late)),
+        "unrecorded_by": lambda *args: args[0] is options and (*args[2:],),
+        "_own_input": lambda plan, files: notes.append(files) or change.get("own", ""),
+        "_wrong_columns": lambda plan, options: change.get("columns", ""),
+        "_chance": lambda *args: change.get("chance", ""), "check_reachable": reach,
+        "schema_of": lambda plan: "schema", "resolve_columns": lambda *args: "columns",
+        "_refuse_objects": lambda session: None, "refused_runs": {},
+    }  # fmt: skip
+    for name, stand_in in stands_in.items():
+        monkeypatch.setattr(session_checks, name, stand_in)
+    result = session_checks.refuse_query(session, "q", ["/own", "/other"], is_late=True)
+    is_well = end in ("foreach", "datasource")
+    assert result == ((options, end, "plan") if is_well else None)
+    assert cancelled == ([("run", text)] if end == "cancelled" else [])
+    assert session_checks.refused_runs == ({"run": text} if end == "refused" else {})
+    assert ("the query q is ended" in caplog.text) is (end == "cancelled")
+    if kind in ("foreign", "other"):
+        assert not notes
+        return
+    assert notes[0] == (query, settings, True)
+    is_shown = kind != "batch" and not change.get("hidden")
+    assert notes[1:-1] == [(context.UNRECORDED, ("q", "run", "7"))] * is_shown
+    ledgers = ["/own"] if kind in ("foreach", "planned") else ["/own", "/other"]
+    assert notes[-1] == [*(("ledger", each) for each in ledgers), ("checkpoint", "/checkpoint")]
+    assert session_checks.refuse_query(session, "gone", []) is None
+
+
+def test_the_error_of_a_budget_has_the_counts():
+    options = SinkOptions.parse(maxEpochFailures="1", topic="t", ledger="/l", appId="a")
+    counts = {"rows_in": 9, "dead": 1, "unknown": 1, "first_error": "DISK_FULL", "acked": 7}
+    error = session_checks.over_budget(options, counts, 5)
+    assert error is not None and error.facts["first_error"] == "DISK_FULL"
+    assert error.facts["counts"] == {"rows_in": 9, "dead": 1, "unknown": 1}
+    assert "2 of 9 rows of epoch 5 could not be sent" in str(error)
+    assert session_checks.over_budget(options, {**counts, "dead": 0}, 5) is None
