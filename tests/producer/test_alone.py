@@ -28,6 +28,7 @@ from rocket_sink.producer.engine_thread import State
 from rocket_sink.producer.future import OpenFutures, SendFuture
 from rocket_sink.producer.hooks import EndTransactionContext, Hooks, SendContext, SendHook
 from rocket_sink.producer.process_end import Calls
+from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.request_builder import RequestBuilder, with_trace_context
 from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.producer.request_reply import RequestReply
@@ -842,3 +843,16 @@ def test_a_hooks_context_has_the_cost_and_replaced_hooks_are_gone():
     hooks.after(made, RESULT, None)
     assert 2000 <= made.cost_ms < 62_000 and (made.result, made.error) == (RESULT, None)
     hooks.after(None, RESULT, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"autoBatch": True}, {"traceSample": 1}])
+def test_a_session_has_the_parts_of_its_options(closing, options):
+    name = f"of-{len(options)}-{next(iter(options), '')}"
+    producer = closing(Producer(nameServer="127.0.0.1:1", instanceName=name, **options))
+    session = producer._session
+    parts = {"autoBatch": session.accumulator, "traceSample": session.tracer}
+    assert {key for key, part in parts.items() if part is not None} == options.keys()
+    assert session.driver.thread.tasks == [part for part in parts.values() if part is not None]
+    assert producer._hooks.hooks == (() if session.tracer is None else (session.tracer,))
+    with pytest.raises(errors.ConfigurationError, match=name):
+        Producer(nameServer="127.0.0.1:1", instanceName=name)
