@@ -783,3 +783,18 @@ def test_the_error_of_a_budget_has_the_counts():
     assert error.facts["counts"] == {"rows_in": 9, "dead": 1, "unknown": 1}
     assert "2 of 9 rows of epoch 5 could not be sent" in str(error)
     assert session_checks.over_budget(options, {**counts, "dead": 0}, 5) is None
+
+
+@pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])
+def test_the_event_of_a_failure_alone_has_an_error(kind, is_failed):
+    pytest.importorskip("openlineage.client")
+    run = lineage.Run("job", True, ("rocketmq://h:1", "t"), [("body", "binary")], "broken")
+    number = "00000000-0000-4000-8000-000000000000"
+    counts = {"acked": 3, "degraded": 2, "dead": 7}
+    event = lineage._event(kind, number, run, "2026-01-01T00:00:00+00:00", counts)
+    assert [*event.run.facets] == ["errorMessage"] * is_failed
+    [output] = event.outputs
+    assert output.outputFacets["outputStatistics"].rowCount == 5
+    assert event.job.facets["jobType"].processingType == "STREAMING"
+    start = lineage._event("START", number, run, "2026-01-01T00:00:00+00:00", {})
+    assert not start.outputs[0].outputFacets and (start.job.name, output.name) == ("job", "t")

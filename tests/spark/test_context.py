@@ -24,7 +24,7 @@ def test_the_run_is_told_from_the_query(properties, run):
     ("options", "lane"),
     [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
 )
-def test_each_way_to_leave_records_begins_anew(tmp_path, options, lane):
+def test_each_way_to_leave_records_begins_anew(tmp_path, caplog, options, lane):
     # Another ledger leaves no note in this one.
     epochs, last = [], "" if "ledger" in options else "0"
     starts = (({}, "", ""), (options, lane, "0"), ({}, "", "0"))
@@ -33,3 +33,4 @@ def test_each_way_to_leave_records_begins_anew(tmp_path, options, lane):
         sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
         epochs.append(unrecorded_by(sink, None, "q", str(run), pending, by))
     assert epochs == ["", "0", last]
+    assert caplog.text.count("epoch 0 was begun before") == len("".join(epochs))
