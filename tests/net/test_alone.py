@@ -194,6 +194,19 @@ def test_a_write_that_fails_asks_for_the_servers_alert(write, read, heard, kind)
         made.write([b"x"])
 
 
+@pytest.mark.parametrize("unsent", [True, False])
+@pytest.mark.parametrize("is_done", [True, False])
+def test_bytes_that_tls_has_not_written_are_waited_for(unsent, is_done):
+    made = transport(StreamState.HANDSHAKING, answered=True)
+    made._tls = SimpleNamespace(unsent=unsent, handshake=lambda: is_done)
+    made.wants_write = made.unsent = not unsent
+    made._handshake()
+    assert (made.wants_write, made.unsent) == (unsent, unsent)
+    assert (made.state is StreamState.OPEN) is is_done
+    made._stream, made.unsent = Socket(3), not unsent
+    assert made.write([b"abc"]) == 3 and made.unsent is unsent
+
+
 @pytest.mark.parametrize("newer", [True, False])
 def test_a_refusal_is_final_unless_the_files_are_newer(newer):
     made = transport(StreamState.OPEN, answered=True)

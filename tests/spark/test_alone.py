@@ -20,6 +20,7 @@ from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import console, context, lineage, packs, plans, session_checks
 from rocket_sink.spark.backfill.sources import Selection
 from rocket_sink.spark.decided_epoch import commit_log_offsets, read_halves
+from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.runs import Runs
 
 LEDGER = "/data/it's a ledger"
@@ -798,3 +799,27 @@ def test_the_event_of_a_failure_alone_has_an_error(kind, is_failed):
     assert event.job.facets["jobType"].processingType == "STREAMING"
     start = lineage._event("START", number, run, "2026-01-01T00:00:00+00:00", {})
     assert not start.outputs[0].outputFacets and (start.job.name, output.name) == ("job", "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "is_stream"),
+    [
+        ("startTimestamp", -1, False), ("endTimestamp", -1, False),
+        ("maxMessagesPerPartition", 0, False), ("maxOffsetsPerTrigger", 0, True),
+        ("minOffsetsPerTrigger", 0, True), ("maxTriggerDelay", 0, True),
+    ],
+)  # fmt: skip
+def test_the_bounds_of_options_to_read(name, low, is_stream):
+    given = {"nameServer": "h:1", "topic": "t"}
+    ReadOptions.parse({**given, name: str(low)}, is_stream=is_stream)
+    with pytest.raises(errors.OptionError, match=name):
+        ReadOptions.parse({**given, name: str(low - 1)}, is_stream=is_stream)
+
+
+def test_what_is_read_without_options():
+    assert vars(ReadOptions.parse({"nameServer": "h:1", "topic": "t"})[0]) == {
+        "starting_offsets": "earliest", "ending_offsets": "latest", "start_timestamp": -1,
+        "end_timestamp": -1, "max_messages_per_partition": 0, "fail_on_data_loss": True,
+        "max_offsets_per_trigger": 0, "min_offsets_per_trigger": 0,
+        "max_trigger_delay_ms": 900_000, "consumer_group": "",
+    }  # fmt: skip

@@ -161,6 +161,8 @@ def test_a_new_queue_is_read_from_its_first_message(cluster):
     fill(cluster, 2, queue=2)
     end = stream.latestOffset(start, ALL)
     assert end[TOPIC] == {**start[TOPIC], "broker-a:2": 2, "broker-b:2": 0}
+    few = stream.latestOffset(start, ReadMaxRows(1))
+    assert few[TOPIC]["broker-a:2"] == 1
     assert bodies(stream, start, end) == ["020", "021"]
 
 
