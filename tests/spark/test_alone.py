@@ -163,7 +163,7 @@ def test_the_end_of_a_run(caplog, tmp_path, runs, rows, is_read, error, begun, i
     if error is not None:
         runs.end("r1", error)
     runs.ends.clear()
-    runs.say_ends(["r1", "gone"], [ledger], is_folded=is_folded)
+    runs.say_ends(["gone", "r1"], [ledger], is_folded=is_folded)
     lines = texts(caplog)
     assert (len(lines), lines[0].startswith(line or "") if lines else None) == (
         (0, None) if line is None else (1, True)
@@ -374,7 +374,8 @@ def test_the_plan_below_packs():
 @pytest.mark.parametrize(
     ("folder", "path", "is_inside"),
     [
-        ("/in", "/in/ledger", True), ("/in", "/in", True), ("/in", "/input/l", False),
+        ("/in", "/in/ledger", True), ("/in", "/in", True),
+        (os.getcwd(), "relative/l", True), ("/in", "/input/l", False),
         ("/in/deep", "/in", False), ("/in", "/in/_hidden/l", False), ("/in", "/in/.h", False),
         ("/in", "/in/_day=1/l", True), ("/in/*", "/in/a/l", True), ("/in/a*", "/in/b/l", False),
         ("file:///in", "/in/l", True), ("file:/in", "file:///in/l", True),
@@ -823,3 +824,52 @@ def test_what_is_read_without_options():
         "max_offsets_per_trigger": 0, "min_offsets_per_trigger": 0,
         "max_trigger_delay_ms": 900_000, "consumer_group": "",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("startingOffset", "did you mean 'startingOffsets'"), ("zzz", "zzz"), ("topicc", "topic'")],
+)
+def test_an_option_that_is_unknown_names_the_nearest(name, words):
+    with pytest.raises(errors.OptionError, match=words):
+        ReadOptions.parse({"nameServer": "h:1", "topic": "t", name: "x"})
+
+
+def test_the_sender_of_events_is_awaited_at_the_end(monkeypatch):
+    senders: list[Any] = []
+    monkeypatch.setattr(lineage, "finish_at_end", senders.append)
+    emitter = lineage._Emitter()
+    assert senders == [emitter] and emitter.of_pid == os.getpid()
+    emitter.finish(0.0)
+
+
+@pytest.mark.parametrize(
+    ("local", "queries", "expected"),
+    [
+        ({}, {}, ("", "", False)),
+        ({context.QUERY_ID: "q", context.RUN_ID: "r"}, {}, ("q", "r", False)),
+        ({}, {"other": ("o", "else")}, ("", "", True)),
+        ({context.QUERY_ID: "q", context.RUN_ID: "r"}, {"other": ("o", "else")}, ("q", "r", False)),
+        ({context.QUERY_ID: "x", context.RUN_ID: "r1"}, {"q1": ("r1", None)}, ("q1", "r1", False)),
+        ({context.QUERY_ID: "x", context.RUN_ID: "r1"},
+         {"q1": ("r1", None), "q2": ("r2", "own")}, ("q2", "r2", False)),
+    ],
+)  # fmt: skip
+def test_the_run_of_a_frame_is_that_of_its_session(local, queries, expected):
+    def execution(query: str, run: str, session: Any) -> Any:
+        its = SimpleNamespace(equals=lambda other: session == "own")
+        batch = session and SimpleNamespace(sparkSession=lambda: its)
+        return SimpleNamespace(
+            lastExecution=lambda: batch, runId=told(run), id=told(query), name=lambda: None
+        )
+
+    executions = {q: execution(q, r, s) for q, (r, s) in queries.items()}
+    shared = SimpleNamespace(activeStreamingQueries=lambda: executions)
+    jvm = SimpleNamespace(sharedState=lambda: shared)
+    spark = SimpleNamespace(
+        _jsparkSession=object(), sparkContext=SimpleNamespace(getLocalProperty=local.get)
+    )
+    frame: Any = SimpleNamespace(sparkSession=spark, _jdf=SimpleNamespace(sparkSession=lambda: jvm))
+    run = context.run_of(frame)
+    assert (run.query_id, run.run_id, run.is_unclear) == expected and run.name == ""
+    assert run.execution is executions.get(expected[0])
