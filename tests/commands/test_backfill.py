@@ -170,6 +170,7 @@ SAMPLE = [{"topic": "orders", "keys": ["a"], "tries": 2, "body_bytes": 1000, "ot
              "  1 have no body", "  2 have no topic: --to-topic", "  7 wait for broker-b"],
         ),
         (Plan(2, 2), None, ["2 of them selected", "  which of them wait for a broker is not"]),
+        (Plan(2), None, ["2 pending dead letters, 0 of them selected"]),
     ],
 )  # fmt: skip
 def test_a_dry_run_prints_the_plan(planned, plan, away, parts):
@@ -178,6 +179,7 @@ def test_a_dry_run_prints_the_plan(planned, plan, away, parts):
     assert done.code == 0 and planned.sample == 5 and not planned.check_name_server.called
     for part in parts:
         at = done.err.index(part, at)
+    assert ("is not known" in done.err) is (plan.selected > 0 and away is None)
     shown = " ".join(done.out.split())
     if plan.sample:
         assert "by reason" in shown and "by topic" in shown and "orders 4,000" in shown

@@ -211,8 +211,14 @@ def test_the_end_says_what_went_wrong(totals, changes, failure, tmp_path, capsys
     )
     text = " ".join(out.split())
     in_order = 2000 - changes.get("disordered_keys", 0)
-    assert f"keys in order {in_order:,} of 2,000 {changes.get('moved_keys', 0)} moved" in text
-    assert f"announced as possible: {summary.announced:,}" in text
+    table = [
+        "messages stored 12,000 read back from every queue",
+        "distinct rows 12,000 compared with the input",
+        f"duplicates {changes.get('duplicates', 0):,} announced as possible: {summary.announced:,}",
+        f"lost {changes.get('lost', 0):,}",
+        f"keys in order {in_order:,} of 2,000 {changes.get('moved_keys', 0)} moved",
+    ]
+    assert " ".join(table) in text
     assert "an event Requests that failed (1,200 CONNECTION_LOST) are not acked" in text
     assert "broker-0" not in text and "broker-1" in text and "broker-8" in text
     (line,) = [line for line in out.splitlines() if line.startswith("  rocket-sink ")]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -127,6 +128,13 @@ def test_views(path):
         where = ("--where", condition, "--json", "--ledger", path)
         out, _ = run("ledger", "show", "sends", *where)
         assert len(out.splitlines()) == count
+
+
+def test_only_an_error_of_the_users_condition_is_left_to_spark():
+    quick: Any = MagicMock(**{"query.side_effect": LedgerError("no file")})
+    assert ledger_command._quick_rows(quick, "sends", "a = 1", 3) is None
+    with pytest.raises(LedgerError, match="no file"):
+        ledger_command._quick_rows(quick, "sends", None, 3)
 
 
 @pytest.mark.parametrize(
