@@ -36,6 +36,7 @@ from rocket_sink.producer.request_queue import RequestQueue
 from rocket_sink.testing import Answer, Delay
 from rocket_sink.wire.codes import ResponseCode
 from tests.clusters import scripted_cluster
+from tests.producer.waiting import held
 from tests.python import run_python
 
 
@@ -132,6 +133,18 @@ def failures(reader: InMemoryMetricReader) -> dict[str | None, int]:
     requests = by_error(reader, telemetry.DURATION, "count")
     requests.pop(None, None)
     return requests
+
+
+def test_each_message_of_a_group_that_fails_is_measured(reader, cluster, make_producer):
+    cluster.create_topic("single", 1, brokers=["broker-a"])
+    producer = make_producer(sendMsgTimeout=1000)
+    producer.send_async(Message("single", b"x")).result(30)
+    cluster.kill()
+    with held(producer):  # The producer's thread takes all messages at once.
+        futures = [producer.send_async(Message("single", b"x")) for _ in range(60)]
+    assert all(future.exception(30) for future in futures)
+    assert sum(failures(reader).values()) == 60, failures(reader)
+    assert counts(reader) == {None: 1}
 
 
 def test_an_address_without_a_port_costs_no_other_request_its_result(reader, cluster, monkeypatch):

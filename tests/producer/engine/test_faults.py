@@ -9,7 +9,7 @@ from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.testing import Delay, FaultProxy
+from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import heartbeat
@@ -188,6 +188,15 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
     assert len(done) == 12 and all(c.outcome is Outcome.ACKED for c in done)
     assert not any(c.maybe_duplicate for c in done)
     assert len(cluster.messages("orders")) == 12
+
+
+def test_every_place_in_the_window_is_given_back(cluster, make_engine):
+    cluster.on_send(Drop(), times=5)
+    engine = make_engine(sendMsgTimeout=900)
+    submit(engine, 60)
+    assert len(engine.drain()) == 60
+    assert (engine.pending, engine.flow.window.bytes) == (0, 0)
+    assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
 
 
 def test_strict_order_has_one_request_in_flight_per_queue(cluster, engine):
