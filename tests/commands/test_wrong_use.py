@@ -59,15 +59,10 @@ def places(monkeypatch, tmp_path):
 
 
 RIGHT = {
-    "--name-server": NOBODY,
-    "--topic": "flights",
-    "--ledger": "ledger",
-    "--group": "billing",
-    "--format": "rate",
-    "--checkpoint": "checkpoint",
-    "--letter": "5e1f-3",
+    "--name-server": NOBODY, "--topic": "flights", "--ledger": "ledger", "--group": "billing",
+    "--format": "rate", "--checkpoint": "checkpoint", "--letter": "5e1f-3",
     "--reason": "asked the customer",
-}
+}  # fmt: skip
 """Right values for other options, so that a command reaches the wrong value."""
 NOT_FOR = {"backfill": {"--format", "--reason"}, "dlq export": {"--ledger"}, "options": {"--group"}}
 

@@ -1,6 +1,5 @@
 """Asynchronous sends travel in groups; each future ends as if its message had gone alone."""
 
-import threading
 from collections import Counter
 
 import pytest
@@ -95,30 +94,6 @@ def test_one_without_an_answer_keeps_no_other_waiting(cluster, make_producer, gr
     cluster.on_send(Drop(), times=1)
     futures = burst(make_producer(sendMsgTimeout=3_600_000))
     assert len(open_ones(futures)) == 2 and max(groups) > 50
-
-
-def test_the_window_bounds_groups(cluster, make_producer, groups):
-    producer = make_producer(maxInFlight=50)
-    most, engine = 0, producer._session.engine
-    take = engine.flow.window.take
-
-    def watched(size, requests=1):
-        nonlocal most
-        group = take(size, requests)
-        most = max(most, engine.flow.window.requests)
-        return group
-
-    engine.flow.window = type("Watched", (), {
-        "take": staticmethod(watched), "__getattr__": lambda self, name: getattr(window, name),
-    })()  # fmt: skip
-    window = take.__self__
-    ends = threading.Semaphore(0)
-    for number in range(COUNT):
-        producer.send_async(message(number), lambda *end: ends.release())
-    for _ in range(COUNT):
-        assert ends.acquire(timeout=60)
-    assert most <= 50 and max(groups, default=0) <= 50
-    assert (window.requests, window.bytes) == (0, 0)
 
 
 def test_places_are_given_back_with_each_answer(cluster, make_producer):

@@ -86,14 +86,3 @@ def test_long_keys_go_in_several_trace_messages(cluster, make, key):
     for number in range(200):
         producer.send_async(Message("orders", b"x", keys=[f"{number}{key}"]))
     until(lambda: len(traces(cluster)) == 200)
-
-
-@pytest.mark.parametrize("topic", [TOPIC, "traces"])
-def test_traces_have_no_namespace(cluster, make, topic):
-    producer = make(namespace="ns", producerGroup="g", traceTopic=topic)
-    producer.send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
-    producer.close()
-    lines = traces(cluster, topic)
-    assert {(line.producer_group, line.topic) for line in lines} == {("g", "orders")}
-    assert {type(line) for line in lines} == {PubTrace, EndTransactionTrace}
-    assert not cluster.messages(f"ns%{topic}")

@@ -35,12 +35,6 @@ def test_a_committed_message_is_delivered_after_execute(cluster, make_producer):
     assert stored.sys_flag & SysFlag.TRANSACTION_PREPARED
 
 
-def test_a_rolled_back_message_never_appears(cluster, make_producer):
-    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: ROLLBACK)
-    assert result.state is ROLLBACK and result.ended
-    assert cluster.messages("orders") == [] and halves(cluster) == []
-
-
 @pytest.mark.parametrize("answer", [UNKNOWN, None, "yes"])
 def test_without_a_clear_answer_the_half_message_waits(cluster, make_producer, answer):
     result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
