@@ -410,6 +410,20 @@ def test_a_connection_that_ends(cause, takes, outcome, kind):
     assert not channel.write_queue and "closed" in repr(channel)
 
 
+def test_a_write_that_failed_leaves_unwritten_requests_not_sent():
+    channel = opened(Wire())
+    owner, wire = requested(channel), channel.transport
+
+    def write(buffers):
+        raise StreamEnded("reset")
+
+    wire.write = write  # type: ignore[method-assign, assignment]
+    with pytest.raises(StreamEnded):
+        channel.flush(NOW_S)
+    channel.fail(StreamEnded("reset"), NOW_S)
+    assert owner.ends[0][0].outcome is Outcome.NOT_SENT
+
+
 def test_a_peers_silence_begins_with_the_last_byte_in_either_way():
     channel = opened(Wire(300))
     channel.heard_s = NOW_S - 9.0
