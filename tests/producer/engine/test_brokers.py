@@ -245,3 +245,13 @@ def test_brokers_behind_a_proxy_share_a_window(addresses, room):
         later = TopicPublishInfo.of("later", TopicRoute(queues, route))
         brokers.ranking(later, NOW_S)
         assert broker.window.limit == 10, "another topic begins no new window"
+
+
+def test_the_latency_is_smoothed_as_in_rfc_6298():
+    broker = make().of("a")
+    broker.measure(0.8)
+    assert (broker.latency_s, broker.deviation_s) == (0.8, 0.4)
+    broker.measure(1.6)
+    assert (broker.latency_s, broker.deviation_s) == pytest.approx((0.9, 0.5))
+    assert broker.suspect_after_s(0.1) == pytest.approx(2.9)
+    assert (broker.suspect_after_s(5.0), make().of("b").suspect_after_s(0.1)) == (5.0, 0.1)
