@@ -115,6 +115,7 @@ def test_the_short_help_is_the_commands_own_first_line(name):
         (["stream", "--format", "rate", "--batch", "--checkpoint", "c"], "--batch"),
         (["options", "--out", "x"], "--conf"), (["backfill"], "--ledger"),
         (["transactions", "list"], "--ledger"),
+        (["ledger", "park", "-l", "l", "--reason", "r"], "which dead letters? give --letter"),
         (["transactions", "settle", "-n", "a:1"], "--ledger"), (["tail", "-n", "a:1"], "--topic"),
         (["tail", "-t"], "rocket-sink tail: option '-t' requires"),
         (["stream", "--format", "rate", "--batch", "--trigger", "1 s"], "not to --batch"),

@@ -56,7 +56,10 @@ def test_all_brokers_get_the_same_settings_however_often(
 
 REFUSALS = [
     ("--queues 2", "topic t has 4 queues on broker-a"),
-    ("--broker broker-c", "no master of broker-c"),
+    (
+        "--broker broker-c",
+        "no master of broker-c: start it, or name others by --broker (known: broker-a, ",
+    ),
     ("--cluster Other", "no master of any broker in the cluster Other"),
     ("--permission execute", "one of"),
     ("--type odd", "one of"),
