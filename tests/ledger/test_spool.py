@@ -324,7 +324,9 @@ def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(monkeypatch,
 
 
 FULL = """
-    import resource
+    import resource, sys
+    # A module that is compiled below the limit would be kept without its end, for all processes.
+    sys.dont_write_bytecode = True
     from ledger.values import context, letter, sends
     from rocket_sink.errors import LedgerError
     from rocket_sink.ledger.path import LedgerPath
