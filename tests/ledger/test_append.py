@@ -200,7 +200,6 @@ def test_files_that_are_gone_are_not_committed(place):
     assert rows_in(place) == {("other", 0): ROWS}
 
 
-@pytest.mark.spark
 class Commits:
     """Commits that fail with these errors first; `meanwhile` happens before the first answer."""
 

@@ -39,12 +39,9 @@ SPARK = session()
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory):
     new_ledger = Ledger(tmp_path_factory.mktemp("views"))
-    assert not new_ledger.exists()
-    assert not new_ledger.exists(SPARK)
-    new_ledger.create(SPARK)
-    new_ledger.create(SPARK)
-    assert new_ledger.exists()
-    assert new_ledger.exists(SPARK)
+    for is_there in (False, True):
+        assert [new_ledger.exists(), new_ledger.exists(SPARK)] == [is_there] * 2
+        new_ledger.create(SPARK)
     return new_ledger
 
 
@@ -220,15 +217,11 @@ def test_the_accounts_of_an_epoch(ledger):
     ledger.append(
         SPARK, accounts(first, acked=5, degraded=1, dead=2), accounts(second, unknown=1, filtered=3)
     )
-    row = epoch_of(ledger, "sum")
-    assert (row["rows_in"], row["acked"], row["degraded"], row["dead"]) == (12, 5, 1, 2)
-    assert (row["unknown"], row["filtered"], row["partitions"]) == (1, 3, 2)
-    assert row["adds_up"] is True
-    assert row["confirmed"] is False
-    assert row["superseded_attempts"] == 0
+    sums = {"rows_in": 12, "acked": 5, "degraded": 1, "dead": 2, "unknown": 1, "filtered": 3,
+            "partitions": 2, "adds_up": True, "superseded_attempts": 0}  # fmt: skip
+    assert epoch_of(ledger, "sum").items() >= {**sums, "confirmed": False}.items()
     ledger.append(SPARK, confirmed(first, 12))
-    row = epoch_of(ledger, "sum")
-    assert (row["confirmed"], row["num_input_rows"]) == (True, 12)
+    assert epoch_of(ledger, "sum").items() >= {"confirmed": True, "num_input_rows": 12}.items()
 
 
 def test_accounts_that_do_not_add_up_are_seen(ledger):
@@ -237,15 +230,13 @@ def test_accounts_that_do_not_add_up_are_seen(ledger):
     second = dataclasses.replace(first, partition=1, task_attempt_id=11)
     ledger.append(SPARK, accounts(first, rows_in=5, acked=4), accounts(second, rows_in=5, acked=6))
     row = epoch_of(ledger, "short")
-    assert row["rows_in"] == row["acked"] == 10
-    assert row["adds_up"] is False
+    assert (row["rows_in"], row["acked"], row["adds_up"]) == (10, 10, False)
 
 
 def test_a_partition_without_a_complete_attempt_does_not_add_up(ledger):
     ledger.append(SPARK, accounts(context(query_id="half"), complete=False, acked=4))
-    row = epoch_of(ledger, "half")
-    assert (row["adds_up"], row["rows_in"], row["superseded_attempts"]) == (False, 0, 1)
-    assert row["superseded_rows"] == 4
+    values = {"adds_up": False, "rows_in": 0, "superseded_attempts": 1, "superseded_rows": 4}
+    assert epoch_of(ledger, "half").items() >= values.items()
 
 
 @pytest.mark.parametrize("first_complete", [True, False])
@@ -258,15 +249,13 @@ def test_of_a_retried_partition_the_last_complete_attempt_counts(ledger, first_c
         SPARK,
         at(accounts(first, complete=first_complete, acked=3, dead=1), 10),
         at(letter(first, b"first"), 10),
-        at(
-            accounts(again, acked=7, dead=1), 10
-        ),  # Clocks differ, so the later attempt's time is not later.
+        # Clocks differ, so the later attempt's time is not later.
+        at(accounts(again, acked=7, dead=1), 10),
         at(letter(again, b"again"), 10),
     )
     row = epoch_of(ledger, query)
     assert (row["rows_in"], row["acked"], row["dead"], row["partitions"]) == (8, 7, 1, 1)
-    assert (row["superseded_attempts"], row["superseded_rows"]) == (1, 3)
-    assert row["adds_up"] is True
+    assert (row["superseded_attempts"], row["superseded_rows"], row["adds_up"]) == (1, 3, True)
     assert pending(ledger, query) == [b"again"]
     assert len(rows_by_duckdb(ledger, "letters", f"query_id = '{query}'")) == 2
 
@@ -296,9 +285,8 @@ def test_a_replayed_epoch_with_other_partitions(ledger):
     assert pending(ledger, "replay") == [b"new", b"old"]
     ledger.append(SPARK, at(confirmed(new, 3), 3))
     assert pending(ledger, "replay") == [b"new"]
-    row = epoch_of(ledger, "replay")
-    assert (row["rows_in"], row["adds_up"], row["run_id"]) == (3, True, "run-2")
-    assert row["superseded_attempts"] == 1
+    values = {"rows_in": 3, "adds_up": True, "run_id": "run-2", "superseded_attempts": 1}
+    assert epoch_of(ledger, "replay").items() >= values.items()
 
 
 def test_an_epoch_that_delta_skipped_keeps_its_first_accounts(ledger):
@@ -310,15 +298,10 @@ def test_an_epoch_that_delta_skipped_keeps_its_first_accounts(ledger):
     assert (row["rows_in"], row["adds_up"], row["confirmed"]) == (3, True, True)
 
 
-def test_letters_of_a_killed_attempt_are_not_pending(ledger):
-    ledger.append(SPARK, letter(context(query_id="killed"), b"x"))
-    assert pending(ledger, "killed") == []
-
-
-def test_letters_of_no_task_are_pending(ledger):
+def test_letters_of_no_task_are_pending_and_those_of_a_killed_attempt_are_not(ledger):
     by_hand = context(query_id="export", partition=None, task_attempt_id=None, lane="export")
-    ledger.append(SPARK, letter(by_hand, b"x"))
-    assert pending(ledger, "export") == [b"x"]
+    ledger.append(SPARK, letter(by_hand, b"x"), letter(context(query_id="killed"), b"x"))
+    assert (pending(ledger, "export"), pending(ledger, "killed")) == ([b"x"], [])
 
 
 def test_an_unparked_letter_is_pending_until_it_is_parked_again(ledger):
@@ -358,7 +341,8 @@ def test_spark_says_the_same(spark, tmp_path):
     ledger = Ledger(tmp_path)
     for fill in (
         test_the_accounts_of_an_epoch, test_accounts_that_do_not_add_up_are_seen,
-        test_a_replayed_epoch_with_other_partitions, test_letters_of_no_task_are_pending,
+        test_a_replayed_epoch_with_other_partitions,
+        test_letters_of_no_task_are_pending_and_those_of_a_killed_attempt_are_not,
         test_an_unparked_letter_is_pending_until_it_is_parked_again,
     ):  # fmt: skip
         fill(ledger)
@@ -391,21 +375,17 @@ def test_sends_in_flight_show_up_only_without_an_answer(ledger):
     assert flights == [
         (10, 1, "acked"), (10, 1, "acked"), (10, 2, "in_flight"), (20, 1, "in_flight"),
     ]  # fmt: skip
-    by_attempt = {
-        r["task_attempt_id"]: r for r in rows_by_duckdb(ledger, "attempts", "query_id = 'flight'")
-    }
-    assert by_attempt[20]["in_flight"] == 9
-    assert by_attempt[20]["rows_in"] is None
-    assert by_attempt[20]["counts"] is False
+    where = "query_id = 'flight' AND task_attempt_id = 20"
+    [row] = rows_by_duckdb(ledger, "attempts", where)
+    assert (row["in_flight"], row["rows_in"], row["counts"]) == (9, None, False)
 
 
 def test_isolations_have_a_length(ledger):
     from rocket_sink.ledger.records import isolation_rows
     from rocket_sink.routing.fault import Isolation
 
-    ledger.append(
-        SPARK, isolation_rows([Isolation("b", "latency", 600.0, 1.0, 3.5)], context(query_id="iso"))
-    )
+    isolation = Isolation("b", "latency", 600.0, 1.0, 3.5)
+    ledger.append(SPARK, isolation_rows([isolation], context(query_id="iso")))
     [row] = rows_by_duckdb(ledger, "isolations", "query_id = 'iso'")
     assert row["isolated_ms"] == pytest.approx(2500.0)
 
@@ -422,10 +402,9 @@ def test_no_ledger_is_a_clear_error(tmp_path):
 @pytest.mark.spark
 def test_a_foreign_table_is_no_ledger(spark, tmp_path):
     write_deltalake(tmp_path / "t", pa.table({"id": [0]}))
-    with pytest.raises(LedgerError, match="not a ledger"):
-        Ledger(tmp_path / "t").sends(spark)
-    with pytest.raises(LedgerError, match="not a ledger"):
-        Ledger(tmp_path / "t").create(spark)
+    for use in (Ledger.sends, Ledger.create):
+        with pytest.raises(LedgerError, match="not a ledger"):
+            use(Ledger(tmp_path / "t"), spark)
 
 
 @pytest.mark.parametrize("version", ["99", "0"])

@@ -19,7 +19,13 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.backfill_marks import about_to_send, settled_since
-from rocket_sink.ledger.records import build_rows, in_flight_rows, in_order, resolution_rows
+from rocket_sink.ledger.records import (
+    build_rows,
+    in_flight_rows,
+    in_order,
+    replaced,
+    resolution_rows,
+)
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep import expire as expire_module
@@ -70,14 +76,8 @@ class Rows:
             batches += [at(batch, days_ago(age + HALF_DAY)) for batch in rows]
             batches += [at(confirmed(ctx, 14, rows_in=14), days_ago(age))]
         # Epoch 0: resent; 1: pending; 2: parked; 3: dropped; 4: resent; 5: pending.
-        batches += [
-            resolved(self.letters[0], "resent", 45),
-            resolved(self.letters[2], "parked", 25),
-        ]
-        batches += [
-            resolved(self.letters[3], "dropped", 15),
-            resolved(self.letters[4], "resent", 5),
-        ]
+        ends = {0: ("resent", 45), 2: ("parked", 25), 3: ("dropped", 15), 4: ("resent", 5)}
+        batches += [resolved(self.letters[epoch], *end) for epoch, end in ends.items()]
         half = len(batches) // 2
         for number, part in enumerate((batches[:half], batches[half:]), 1):  # two files of a kind
             store(folder, in_order(part, number << 32))
@@ -112,9 +112,8 @@ def test_old_rows_go_and_a_trial_tells_which(rows):
     assert trial.rows == {"send": 6}
     assert rows.epochs("send") == [3, 4, 5]
     assert rows.epochs("epoch") == [0, 1, 2, 3, 4, 5]
-    assert rows.query("SELECT bool_and(adds_up) AS ok, count(*) AS n FROM epochs") == [
-        {"ok": True, "n": 6}
-    ]
+    [sums] = rows.query("SELECT bool_and(adds_up) AS ok, count(*) AS n FROM epochs")
+    assert sums == {"ok": True, "n": 6}
     # Now the older file has old rows only, so it goes as a whole. Then nothing is left to do.
     retention = Retention({"send": 15 * DAY_MS})
     assert rows.expire(retention) == Expired({"send": 2}, {"send": 0}, 0, 1, False)
@@ -164,9 +163,8 @@ def test_pending_letters_stay_with_their_accounts(rows):
     assert rows.query("SELECT letter_id FROM pending_letters ORDER BY letter_id") == before
     assert rows.epochs("dead_letter") == rows.epochs("epoch") == [1, 4, 5]
     assert rows.epochs("send") == [4, 5]
-    assert rows.query("SELECT letter_id FROM resolutions") == [
-        {"letter_id": letter_id(rows.letters[4])}
-    ]
+    [resolution] = rows.query("SELECT letter_id FROM resolutions")
+    assert resolution == {"letter_id": letter_id(rows.letters[4])}
 
 
 def test_a_resolution_stays_as_long_as_its_letter(rows):
@@ -191,10 +189,8 @@ def test_letters_that_were_put_aside_can_be_taken_back(rows):
     taken_back = [resolved(rows.letters[epoch], "unparked", 0) for epoch in (2, 3)]
     store(rows.place.root, in_order(taken_back, 3 << 32))
     pending = "SELECT letter_id, body FROM pending_letters WHERE epoch IN (2, 3) ORDER BY epoch"
-    assert [tuple(row.values()) for row in rows.query(pending)] == [
-        (aside[0], BODY),
-        (aside[1], None),
-    ]
+    bodies = [tuple(row.values()) for row in rows.query(pending)]
+    assert bodies == [(aside[0], BODY), (aside[1], None)]
     assert rows.query("SELECT letter_id FROM backfills WHERE open") == [{"letter_id": aside[0]}]
 
 
@@ -212,9 +208,8 @@ def test_no_epoch_goes_in_part(rows, kind):
 
 def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows):
     """Keep sends of a killed attempt: they are all that tells of rows that may be stored twice."""
-    killed = in_flight_rows(
-        [1], context(task_attempt_id=99), topic="t", message_count=[7], body_bytes=[700]
-    )
+    died = context(task_attempt_id=99)
+    killed = in_flight_rows([1], died, topic="t", message_count=[7], body_bytes=[700])
     store(rows.place.root, in_order([at(killed, days_ago(50))], 2 << 32))
     perhaps_stored = "SELECT sum(superseded_rows) AS n FROM epochs"
     assert rows.expire(Retention({"send": 25 * DAY_MS})).rows == {"send": 6}
@@ -225,17 +220,12 @@ def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows):
 
 
 def test_an_open_transaction_stays_whole(tmp_path):
-    rows, batches = Rows(tmp_path / "ledger"), []
-    for epoch in (0, 1):
-        ctx = context(query_id="half", epoch=epoch, lane="batch")
-        half = sends(ctx)
-        place = half.schema.get_field_index("half")
-        batches += [half.set_column(place, half.schema.field(place), pa.array([True]))]
-    end_rows = build_rows(
-        "transaction", 1, {"committed": 7}, context(query_id="half", epoch=0, lane="batch")
-    )
-    dead = letter(context(query_id="half", epoch=1, lane="batch"))
-    batches = [at(batch, days_ago(30)) for batch in (*batches, end_rows, dead)]
+    rows = Rows(tmp_path / "ledger")
+    epochs = [context(query_id="half", epoch=epoch, lane="batch") for epoch in (0, 1)]
+    halves = [replaced(sends(ctx), {"half": pa.array([True])}) for ctx in epochs]
+    end_rows = build_rows("transaction", 1, {"committed": 7}, epochs[0])
+    dead = letter(epochs[1])
+    batches = [at(batch, days_ago(30)) for batch in (*halves, end_rows, dead)]
     batches.append(resolved(dead, "resent", 29))
     store(tmp_path / "ledger", in_order(batches, 2 << 32))
     rows.expire(Retention({"transaction": DAY_MS}))
@@ -244,20 +234,16 @@ def test_an_open_transaction_stays_whole(tmp_path):
     assert rows.epochs("transaction") == []
     settled = {row["letter_id"] for row in rows.query("SELECT letter_id FROM settled")}
     assert letter_id(dead) in settled
-    assert rows.query("SELECT query_id, epoch, open FROM transactions") == [
-        {"query_id": "half", "epoch": 1, "open": True}
-    ]
+    [transaction] = rows.query("SELECT query_id, epoch, open FROM transactions")
+    assert transaction == {"query_id": "half", "epoch": 1, "open": True}
 
 
 def test_bodies_of_settled_letters_go(rows):
     expired = rows.expire(Retention({}, 7 * DAY_MS))
     assert expired.bodies == 2
-    bodies = {
-        row["epoch"]: (row["body"], row["body_sha256"] is None)
-        for row in rows.query("SELECT epoch, body, body_sha256 FROM letters")
-    }
-    assert {epoch for epoch, (body, _) in bodies.items() if body is None} == {0, 3}
-    assert {epoch for epoch, (_, no_digest) in bodies.items() if no_digest} == {1, 2, 4, 5}
+    letters = rows.query("SELECT epoch, body, body_sha256 FROM letters")
+    assert {row["epoch"] for row in letters if row["body"] is None} == {0, 3}
+    assert {row["epoch"] for row in letters if row["body_sha256"] is None} == {1, 2, 4, 5}
     assert rows.expire(Retention({}, 7 * DAY_MS)).files == 0
 
 
@@ -287,13 +273,10 @@ def test_what_a_query_asks_for_is_done_once_a_day(rows, monkeypatch, caplog):
     """Expire once a day, by the first driver that asks. A new ledger waits for a day."""
     caplog.set_level(logging.INFO, "rocket_sink.ledger.upkeep")
     for passed_ms, days, epochs, lines in (
-        (0, 25, [0, 1, 2, 3, 4, 5], 0),
-        (DAY_MS - 1, 25, [0, 1, 2, 3, 4, 5], 0),
-        (DAY_MS, 25, [3, 4, 5], 1),
-        (2 * DAY_MS - 1, 15, [3, 4, 5], 1),
-        (2 * DAY_MS, 15, [4, 5], 2),
-        (3 * DAY_MS, 15, [4, 5], 2),
-    ):
+        (0, 25, [0, 1, 2, 3, 4, 5], 0), (DAY_MS - 1, 25, [0, 1, 2, 3, 4, 5], 0),
+        (DAY_MS, 25, [3, 4, 5], 1), (2 * DAY_MS - 1, 15, [3, 4, 5], 1),
+        (2 * DAY_MS, 15, [4, 5], 2), (3 * DAY_MS, 15, [4, 5], 2),
+    ):  # fmt: skip
         monkeypatch.setattr(expire_module, "now_ms", lambda now_ms=passed_ms: now_ms)
         expire_daily(SPARK, rows.place, Retention({"send": days * DAY_MS}))
         assert rows.epochs("send") == epochs
@@ -329,8 +312,7 @@ def test_expire_as_a_user_does(rows):
         return sum(file.read_bytes().count(BODY) for file in files)
 
     before = bodies()
-    ages = {"forever": 0, "7d": 2, "0": 3}
-    for age, removed in ages.items():
+    for age, removed in {"forever": 0, "7d": 2, "0": 3}.items():
         trial = expire("--settled-bodies", age, "--dry-run", "--json")
         assert trial.json()["bodies"] == removed
     trial = expire("--dry-run", "--json")
@@ -402,11 +384,9 @@ def test_folds_and_reports_lose_nothing(tmp_path):
         epochs = 0
         while not folds.done():
             quick = quick_ledger(growth.place.root)
-            [row] = quick.query(
-                "SELECT count(*) AS n, bool_and(adds_up AND confirmed) AS ok FROM epochs"
-            ).to_pylist()
-            assert row["ok"]
-            assert row["n"] >= epochs
+            sums = "SELECT count(*) AS n, bool_and(adds_up AND confirmed) AS ok FROM epochs"
+            [row] = quick.query(sums).to_pylist()
+            assert row["ok"] and row["n"] >= epochs
             epochs = row["n"]
             done["reports"] += 1
 
