@@ -98,8 +98,8 @@ def test_the_tables_columns():
             "degraded n*=0", "dead n=1", "unknown n=0", "filtered n*=0", "superseded n*=5",
             "adds up f=False", "confirmed f*=True",
         ],
-        "Messages by queue and position of the group g (without 7 messages whose offset the ledger "
-        "does not know)": [
+        "Messages by queue and position of the group g (without 7 messages of transactions, or "
+        "with a delay or a timer (offset unknown))": [
             "topic =t", "broker =broker-a", "queue n=3", "messages n*=100", "end n=142",
             "position n=82", "waiting n=60", "deleted unread n*=1", f"oldest waiting t={at}",
         ],
