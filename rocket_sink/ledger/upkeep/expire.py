@@ -73,7 +73,10 @@ class Retention:
     def or_longer(self, other: Retention) -> Retention:
         """Return the retention of two queries with one ledger: the longer time for each kind, or
         the only one given. Bodies stay as long as their rows if one query says so."""
-        rows_ms = dict(Counter(self.rows_ms) | Counter(other.rows_ms))
+        rows_ms = {
+            kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
+            for kind in {*self.rows_ms, *other.rows_ms}
+        }
         if self.bodies_ms is None or other.bodies_ms is None:
             return Retention(rows_ms)
         return Retention(rows_ms, max(self.bodies_ms, other.bodies_ms))

@@ -331,6 +331,8 @@ def test_two_queries_of_a_ledger_have_the_longer_time():
     second = Retention({"send": 3, "isolation": 4}, 7)
     assert first.or_longer(second) == Retention({"send": 3, "epoch": 5, "isolation": 4}, None)
     assert Retention(bodies_ms=3).or_longer(second).bodies_ms == 7
+    # Rows that go at once do not stay for ever because of a second query.
+    assert Retention({"send": 0}).or_longer(Retention({"send": 0})).rows_ms == {"send": 0}
 
 
 def test_the_options_know_the_ledgers_kinds():
