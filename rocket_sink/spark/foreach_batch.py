@@ -191,8 +191,9 @@ class BatchWriter:
         if start is None or start.run != run:
             if stream.query_id:
                 pending = session.conf.get(PENDING, "") or ""
-                of_run = session, stream.query_id, run, pending
-                unrecorded = unrecorded_by(self._options, *of_run, "foreachBatch")
+                unrecorded = unrecorded_by(
+                    self._options, session, stream.query_id, run, pending, "foreachBatch"
+                )
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", label_of(stream.name, query))
             # The frame does not show the plan that made its rows.

@@ -229,8 +229,8 @@ def refuse_query(
         settings = query.sparkSessionForStream().conf()
         _tell_tasks(query, settings, is_late=is_late)
         if options is not None:
-            of_run = session, query_id, query.runId().toString(), settings.get(PENDING, "")
-            settings.set(UNRECORDED, unrecorded_by(options, *of_run))
+            run_id, pending = query.runId().toString(), settings.get(PENDING, "")
+            settings.set(UNRECORDED, unrecorded_by(options, session, query_id, run_id, pending))
     # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
@@ -313,7 +313,8 @@ def unrecorded_by(
     way = f"{options.app_id}~{lane or options.ledger_via}"
     epoch = unrecorded_epoch(place, query_id, run_id, way, pending)
     query = options.app_id or query_id
-    if pending > "0" and epoch != pending and _lacks(session, place, query, int(pending) - 1, lane):
+    has_earlier = pending not in ("", "0") and epoch != pending
+    if has_earlier and _lacks(session, place, query, int(pending) - 1, lane):
         epoch = pending
     if pending and epoch == pending:
         _LOG.warning(_OTHER_LEDGER, epoch, options.ledger)

@@ -87,7 +87,7 @@ class Consumption:
 
     @property
     def uncounted(self) -> list[str]:
-        """What only `without_offset` and `without_broker` count, as texts."""
+        """The messages that only `without_offset` and `without_broker` count, as texts."""
         texts = [
             f"{counted(messages, 'message')} on the broker {clean(broker, max_chars=80)}, which "
             "has left the route (position unknown)"
