@@ -61,7 +61,8 @@ def resolve(cache: Path, messages: list[str] | None = None) -> list[Path]:
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_the_cache_is_filled_once(is_waited_for, tmp_path, registry, monkeypatch):
-    """All users may read it. A full cache needs no lock, which a read-only folder refuses."""
+    """All users may read the cache. A full cache needs no lock, because a read-only folder
+    refuses locks."""
     cache, messages = tmp_path / "new", []
     registry.cache = cache
     lock = jars.only_one
@@ -145,7 +146,7 @@ def test_what_no_lock_checks_the_registrys_checksums_do(
 
 
 def test_parts_are_fetched_side_by_side(tmp_path, monkeypatch):
-    """No part is empty, and each artifact is in one part."""
+    """Each part has artifacts, and each artifact is in one part."""
     artifacts = [replace(ARTIFACTS[0], name=f"n{number}") for number in range(8)]
     together, parts = Barrier(6, timeout=60), []
 

@@ -166,14 +166,14 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     monkeypatch.setattr(detached, "status", lambda folder: state)
     end, make = MagicMock(), MagicMock()
     settings = {"brokers": 2, "queues": 4, "version": DEFAULT_VERSION, "tls": None, **change}
-    made = SimpleNamespace(wanted=SimpleNamespace(**settings), home=home, mark="new")
-    make.return_value = made
+    new_runtime = SimpleNamespace(wanted=SimpleNamespace(**settings), home=home, mark="new")
+    make.return_value = new_runtime
     monkeypatch.setattr(detached, "_end", end)
     monkeypatch.setattr(detached.Runtime, "make", make)
     file = home / "cluster.json"
 
     def launched(runtime: Any, popen_options: Any, *, spawned: Any, **more: Any) -> Any:
-        assert runtime is made and popen_options() == {"start_new_session": True}
+        assert runtime is new_runtime and popen_options() == {"start_new_session": True}
         assert more["timeout_s"] == layout.START_S
         started = processes(events)
         if fails == "early":
@@ -183,9 +183,9 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
                 each.spawn()
                 spawned(started)
                 saved = json.loads(file.read_text())
-                known = names if keeps else names[: names.index(each.name) + 1]
+                noted = names if keeps else names[: names.index(each.name) + 1]
                 assert saved["ready"] is False
-                assert [own["name"] for own in saved["nodes"]] == [*known]
+                assert [own["name"] for own in saved["nodes"]] == [*noted]
         events.append(f"alive {sorted(more['alive'])} {more['ports']}")
         if fails:
             raise ClusterError("no memory")

@@ -71,7 +71,7 @@ ANY_TEXT = {
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
 def test_every_command_has_help_with_an_example(path, capsys):
-    """Each option has a text, and few options call their value just TEXT."""
+    """The help of an option says what the option does. Few options call their value just TEXT."""
     code, out, _ = run(capsys, *path, "--help")
     assert code == 0 and "[default: ]" not in out
     example = out.partition("Example:")[2]

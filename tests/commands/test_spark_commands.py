@@ -280,9 +280,9 @@ def test_ctrl_c_ends_what_was_started_since(error, stops, keeps_log, tmp_path, m
         ):
             processes.append(sleeper())
             fail()
-        ended = [process.poll() is not None for process in processes]
-        assert ended == [False, isinstance(error, KeyboardInterrupt)]
-        assert (logging.root.manager.disable == logging.CRITICAL) is ended[1]
+        are_over = [process.poll() is not None for process in processes]
+        assert are_over == [False, isinstance(error, KeyboardInterrupt)]
+        assert (logging.root.manager.disable == logging.CRITICAL) is are_over[1]
     finally:
         logging.disable(logging.NOTSET)
         for process in processes:

@@ -448,7 +448,8 @@ def test_what_an_error_of_a_read_says(place, monkeypatch, error, says):
     [('{"numRecords": 5}', 5), ('{"numRecords": 0}', 0), ("{}", None), ("", None)],
 )
 def test_the_rows_that_a_commit_has_added(place, stats, rows):
-    """Only commits after a version are read, the newest first; each needs its number of rows."""
+    """The commits after a version are read, the newest first. Without the number of its rows a
+    commit proves nothing."""
     log, actions = Path(place.root, "_delta_log"), [{"commitInfo": {"userMetadata": "token"}}]
     actions += [{"add": {"stats": stats}}, {"add": {"stats": '{"numRecords": 2}'}}, {"remove": {}}]
     (log / f"{5:020}.json").write_text("\n".join(map(json.dumps, actions)))

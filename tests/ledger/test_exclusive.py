@@ -80,7 +80,7 @@ class Store:
 def pauses_s(monkeypatch):
     """Let no test wait; return the pauses."""
     pauses: list[float] = []
-    # Other threads of the process may sleep, so leave their `time` alone.
+    # Threads of other tests may sleep, so replace `time` in this module only.
     monkeypatch.setattr(exclusive, "time", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(java_gateway, "is_instance_of", lambda gateway, error, name: error.is_io)
     return pauses

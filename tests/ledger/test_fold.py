@@ -93,8 +93,8 @@ def test_an_append_has_limits(monkeypatch, sizes, shares):
     """Three files and six bytes; a larger file is alone."""
     monkeypatch.setattr(fold_module, "FOLD_FILES", 3)
     files = [SimpleNamespace(size=size) for size in sizes]
-    found = [[file.size for file in share] for share in fold_module._shares(files, 6)]
-    assert found == shares
+    sizes_of_shares = [[file.size for file in share] for share in fold_module._shares(files, 6)]
+    assert sizes_of_shares == shares
 
 
 def test_a_fold_waits_for_the_ends_of_queries(tmp_path):

@@ -62,7 +62,7 @@ def test_every_figure_is_str():
 
 
 def test_the_tables_columns():
-    """Each has its kind, an asterisk if it is wide, and its value."""
+    """A column shows its kind, an asterisk if it is wide, and its value."""
     queue = QueueConsumption("t", 100, 60, 1, NOW, "broker-a", 3, 142, 82)
     full = replace(FULL, consumption=Consumption("g", 7, [queue]))
     shown = {
@@ -165,7 +165,7 @@ def test_what_the_page_says_of_other_options(tuning, expected):
 
 
 def test_what_the_page_says(monkeypatch):
-    """It says the scope, the tiles, the findings, and its tables, with and without charts."""
+    """The page shows scope, tiles, findings and tables, with and without charts."""
     letters = [replace(FULL.dead_letters[0], letters=2000, resolved=1500, pending=500)] * 2
     report = replace(FULL, dead_letters=letters, scope=Scope("q", NOW, NOW))
     text = to_html(report)

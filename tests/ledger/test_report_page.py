@@ -156,8 +156,8 @@ def test_one_look_names_the_killed_broker(shown, made):
     _, file = made
     assert file.stat().st_size < 2_000_000
     first = shown.text("#verdict li")
-    left = "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since"
-    assert left in first
+    fact = "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since"
+    assert fact in first
     assert "300 rows of 6 keys wait for it" in first and "rocket-sink backfill --ledger" in first
     assert set(shown.run(DRAWN)) == CHARTS
     assert shown.complaints() == []

@@ -370,12 +370,12 @@ WINDOW = SinkOptions().max_in_flight_bytes
         ([0, 0, 20, 20], 10, 0.45, "do not wait"),
         ([0, 0, 1.5, 1.5], 0.1, 0.45, 2),
         ([0, 0, 1.0, 1.0], 0.1, 0.45, "do not wait"),
-        # One of two waiting requests finds a full window.
+        # The window is full for one of the two requests that wait.
         ([0, 0, 30, 35], 10, 0.45, 2),
     ],
 )
 def test_advice_on_the_window(waits_ms, rtt_ms, share, advice):
-    """Each of four requests has this share of the window."""
+    """Four requests are sent, and `share` is the part of the window that each takes."""
     sent = attempts(
         *[(0.0, "a", rtt_ms)] * 4, wait_ms=np.array(waits_ms, "float64"),
         bytes=np.full(4, math.ceil(share * WINDOW)),

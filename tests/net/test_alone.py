@@ -42,22 +42,22 @@ def targets(*names: str) -> tuple[Targets, Resolver]:
     resolver = Resolver(lambda: None, lambda: NOW_S)
     look_up = SimpleNamespace(done=True, targets=[(2, 1, 6, "", name) for name in names])
     resolver.look_up = lambda host, port: look_up  # type: ignore[method-assign, assignment, return-value]
-    made = Targets("h", 1, resolver)
-    made.begin()
-    return made, resolver
+    target = Targets("h", 1, resolver)
+    target.begin()
+    return target, resolver
 
 
 def test_silent_addresses_come_again_with_twice_the_patience():
-    made, resolver = targets("a", "b")
-    assert made.next()[4] == "a" and not made.is_silent(NOW_S)
-    assert not made.is_silent(NOW_S + PATIENCE_S - 0.01) and made.is_silent(NOW_S + PATIENCE_S)
-    made.skip()
-    assert made.next()[4] == "b" and not made.is_silent(NOW_S + 9), "its time begins now"
-    made.note(works=False)
-    assert made.next()[4] == "a" and not made.is_silent(NOW_S), "no other is left"
-    made.skip()
-    assert not made.is_silent(NOW_S + 20) and not made.is_silent(NOW_S + 20 + PATIENCE_S)
-    assert made.is_silent(NOW_S + 20 + 2 * PATIENCE_S)
+    target, resolver = targets("a", "b")
+    assert target.next()[4] == "a" and not target.is_silent(NOW_S)
+    assert not target.is_silent(NOW_S + PATIENCE_S - 0.01) and target.is_silent(NOW_S + PATIENCE_S)
+    target.skip()
+    assert target.next()[4] == "b" and not target.is_silent(NOW_S + 9), "its time begins now"
+    target.note(works=False)
+    assert target.next()[4] == "a" and not target.is_silent(NOW_S), "no other is left"
+    target.skip()
+    assert not target.is_silent(NOW_S + 20) and not target.is_silent(NOW_S + 20 + PATIENCE_S)
+    assert target.is_silent(NOW_S + 20 + 2 * PATIENCE_S)
     again, _ = targets("a", "b", "c")
     again._resolver = resolver
     again.begin()
@@ -91,15 +91,15 @@ def test_failed_addresses_are_in_the_order_of_their_failure_and_few(monkeypatch)
 
 def transport(state: StreamState, *, heard: bool = False, answered: bool | None = None) -> Any:
     """Return a transport in this state; with `answered`, over TLS."""
-    made = object.__new__(Transport)
-    made.address, made.state, made._heard = "h:1", state, heard
-    made._tls = None if answered is None else SimpleNamespace(answered=answered, unsent=True)  # type: ignore[assignment]
+    tcp = object.__new__(Transport)
+    tcp.address, tcp.state, tcp._heard = "h:1", state, heard
+    tcp._tls = None if answered is None else SimpleNamespace(answered=answered, unsent=True)  # type: ignore[assignment]
     notes: list[Any] = []
-    made.targets = SimpleNamespace(  # type: ignore[assignment]
+    tcp.targets = SimpleNamespace(  # type: ignore[assignment]
         host="h", forget=lambda: notes.append("forget"), note=lambda works: notes.append(works),
     )  # fmt: skip
-    made.notes = notes  # type: ignore[attr-defined]
-    return made
+    tcp.notes = notes  # type: ignore[attr-defined]
+    return tcp
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def transport(state: StreamState, *, heard: bool = False, answered: bool | None 
     ],
 )  # fmt: skip
 def test_a_connect_that_takes_too_long_says_at_which_step(state, answered, kind, text, notes):
-    made = transport(state, answered=answered)
+    tcp = transport(state, answered=answered)
     with pytest.raises(kind, match=text) as caught:
-        raise made.timeout_error()
-    assert type(caught.value) is kind and caught.value.address == "h:1" and made.notes == notes
+        raise tcp.timeout_error()
+    assert type(caught.value) is kind and caught.value.address == "h:1" and tcp.notes == notes
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_connect_that_takes_too_long_says_at_which_step(state, answered, kind,
      (StreamState.CLOSED, False, [])],
 )  # fmt: skip
 def test_an_address_that_has_sent_nothing_is_noted(state, heard, notes):
-    made = transport(state, heard=heard)
-    made.note_silence()
-    assert made.notes == notes
+    tcp = transport(state, heard=heard)
+    tcp.note_silence()
+    assert tcp.notes == notes
 
 
 class Socket:
@@ -160,14 +160,14 @@ ALERT.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"  # type: ignore[misc]
     ],
 )
 def test_the_end_of_a_stream_has_its_reason(results, heard, text):
-    made = transport(StreamState.OPEN, heard=heard)
-    made._stream = Socket(*results)
+    tcp = transport(StreamState.OPEN, heard=heard)
+    tcp._stream = Socket(*results)
     if text is None:
-        assert [made.read(), made.read(), made.read()] == [None, None, b"x"]
-        assert made.notes == [True] and made._heard
+        assert [tcp.read(), tcp.read(), tcp.read()] == [None, None, b"x"]
+        assert tcp.notes == [True] and tcp._heard
         return
     with pytest.raises(StreamEnded, match=text):
-        made.read()
+        tcp.read()
 
 
 @pytest.mark.parametrize(
@@ -181,41 +181,41 @@ def test_the_end_of_a_stream_has_its_reason(results, heard, text):
     ],
 )  # fmt: skip
 def test_a_write_that_fails_asks_for_the_servers_alert(write, read, heard, kind):
-    made = transport(StreamState.OPEN, heard=heard, answered=True)
-    made._stream = Socket(write)
-    made._tls.recv = Socket(read).recv
-    made._security = SimpleNamespace(server_name="name", reload=lambda context: False)
-    made._context = None
+    tcp = transport(StreamState.OPEN, heard=heard, answered=True)
+    tcp._stream = Socket(write)
+    tcp._tls.recv = Socket(read).recv
+    tcp._security = SimpleNamespace(server_name="name", reload=lambda context: False)
+    tcp._context = None
     if kind is None:
-        assert made.write([b"x"]) == 0
+        assert tcp.write([b"x"]) == 0
         return
     words = {StreamEnded: "writing failed", TypeError: "defect"}
     with pytest.raises(kind, match=words.get(kind, "wants a client")):
-        made.write([b"x"])
+        tcp.write([b"x"])
 
 
 @pytest.mark.parametrize("unsent", [True, False])
 @pytest.mark.parametrize("is_done", [True, False])
 def test_bytes_that_tls_has_not_written_are_waited_for(unsent, is_done):
-    made = transport(StreamState.HANDSHAKING, answered=True)
-    made._tls = SimpleNamespace(unsent=unsent, handshake=lambda: is_done)
-    made.wants_write = made.unsent = not unsent
-    made._handshake()
-    assert (made.wants_write, made.unsent) == (unsent, unsent)
-    assert (made.state is StreamState.OPEN) is is_done
-    made._stream, made.unsent = Socket(3), not unsent
-    assert made.write([b"abc"]) == 3 and made.unsent is unsent
+    tcp = transport(StreamState.HANDSHAKING, answered=True)
+    tcp._tls = SimpleNamespace(unsent=unsent, handshake=lambda: is_done)
+    tcp.wants_write = tcp.unsent = not unsent
+    tcp._handshake()
+    assert (tcp.wants_write, tcp.unsent) == (unsent, unsent)
+    assert (tcp.state is StreamState.OPEN) is is_done
+    tcp._stream, tcp.unsent = Socket(3), not unsent
+    assert tcp.write([b"abc"]) == 3 and tcp.unsent is unsent
 
 
 @pytest.mark.parametrize("newer", [True, False])
 def test_a_refusal_is_final_unless_the_files_are_newer(newer):
-    made = transport(StreamState.OPEN, answered=True)
-    made._security = SimpleNamespace(server_name="", reload=lambda context: newer)
-    made._context = None
-    error = made._refusal_error(ALERT)
+    tcp = transport(StreamState.OPEN, answered=True)
+    tcp._security = SimpleNamespace(server_name="", reload=lambda context: newer)
+    tcp._context = None
+    error = tcp._refusal_error(ALERT)
     assert type(error) is (errors.TlsError if newer else errors.TlsRefusedError)
     assert error.address == "h:1" and "with h:1 failed" in error.text
-    eof = made._refusal_error(ConnectionResetError("reset"))
+    eof = tcp._refusal_error(ConnectionResetError("reset"))
     assert type(eof) is errors.TlsError
 
 
@@ -256,7 +256,7 @@ def test_each_alert_has_its_text(reason):
 
 @pytest.mark.parametrize("files", [(), ("a",), ("a", "b")])
 def test_files_that_have_changed_are_read_again(tmp_path, monkeypatch, files):
-    made, contexts = object.__new__(tls.Security), []
+    security, contexts = object.__new__(tls.Security), []
     monkeypatch.setattr(
         tls, "_new_context", lambda options: contexts.append(options) or len(contexts)
     )
@@ -267,14 +267,14 @@ def test_files_that_have_changed_are_read_again(tmp_path, monkeypatch, files):
         tls_ca=str(paths[0]) if paths else "", tls_cert=str(paths[-1]) if paths else "", tls_key="",
         tls_server_name="name",
     )  # fmt: skip
-    made.__init__(options)  # type: ignore[misc]
-    first = made.context
-    assert made.server_name == "name" and made.context is first and len(contexts) == 1
-    assert made.reload(None) is True, "another handshake has read them since"
-    assert made.reload(first) is False and made.context != first
+    security.__init__(options)  # type: ignore[misc]
+    first = security.context
+    assert security.server_name == "name" and security.context is first and len(contexts) == 1
+    assert security.reload(None) is True, "another handshake has read them since"
+    assert security.reload(first) is False and security.context != first
     for path in paths:
         path.write_text("two!")
-    assert made.reload(made.context) is bool(paths)
+    assert security.reload(security.context) is bool(paths)
 
 
 # --- frames and channels -----------------------------------------------------------------------
@@ -340,8 +340,8 @@ class Wire:
 
 
 def opened(wire: Wire, on_request: Any = None) -> Channel:
-    made: Any = wire
-    return Channel(made, Connection(), on_request, now_s=NOW_S, connect_deadline_s=NOW_S + 3.0)
+    stand_in: Any = wire
+    return Channel(stand_in, Connection(), on_request, now_s=NOW_S, connect_deadline_s=NOW_S + 3.0)
 
 
 def requested(channel: Channel, deadline_s: float = NOW_S + 1.0) -> Owner:
@@ -477,9 +477,9 @@ def test_a_peers_request_is_served_and_an_answer_to_nobody_is_not():
 
 @pytest.fixture
 def client(closing, monkeypatch):
-    made = NetworkClient(SinkOptions.parse(nameServer="n:1"), clock=lambda: NOW_S)
+    network = NetworkClient(SinkOptions.parse(nameServer="n:1"), clock=lambda: NOW_S)
     monkeypatch.setattr(clients, "Transport", lambda *_: Wire(1000, state=StreamState.CONNECTING))
-    return closing(made)
+    return closing(network)
 
 
 @pytest.mark.parametrize(

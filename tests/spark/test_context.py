@@ -25,7 +25,7 @@ def test_the_run_is_told_from_the_query(properties, run):
     [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
 )
 def test_each_way_to_leave_records_begins_anew(tmp_path, caplog, options, lane):
-    # Another ledger leaves no note in this one.
+    # A run with another ledger writes its note there, so this ledger has no note of the run.
     epochs, last = [], "" if "ledger" in options else "0"
     starts = (({}, "", ""), (options, lane, "0"), ({}, "", "0"))
     for run, (more, by, pending) in enumerate(starts):

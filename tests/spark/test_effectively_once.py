@@ -413,7 +413,7 @@ class TestOtherIds:
         assert world.run(following, settings=settings, rows=rows_of(10)).duplicates_possible == 0
 
     def test_a_replay_in_another_cluster_counts_its_rows(self, world):
-        """Its brokers have the names of those that the earlier attempt has sent to."""
+        """The other cluster's brokers have the same names as the first cluster's."""
         world.run(CTX)
         with FakeCluster(brokers=2) as other:
             other.create_topic("t", 4)

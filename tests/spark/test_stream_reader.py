@@ -77,7 +77,7 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster):
 
 
 def test_offsets_of_another_cluster_are_not_read(cluster):
-    """It has more messages, so no queue ends before the checkpoint's offset."""
+    """The other cluster has more messages, so each queue ends after the checkpoint's offset."""
     fill(cluster, 2)
     end = reader(cluster).latestOffset(ZERO, ALL)
     with FakeCluster(brokers=2) as other:

@@ -218,7 +218,7 @@ def test_a_busy_broker_and_a_lost_one_fail_the_query(query):
 
 
 def test_halves_that_another_cluster_refused_are_committed_later(query, monkeypatch):
-    """The other cluster's brokers have the same names."""
+    """The other cluster's brokers have the same names as the first cluster's."""
     query.killed(monkeypatch, HalfMessageCommitter, "commit", die)
     with FakeCluster(brokers=2) as other:
         other.create_topic("t", 4)

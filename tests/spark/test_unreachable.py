@@ -24,7 +24,7 @@ def pauses_s(monkeypatch):
     """Forget earlier answers, and return the pauses, which are not waited for."""
     pauses: list[float] = []
     monkeypatch.setattr(session_checks, "_reached", set())
-    # Other threads of the process may sleep, so leave their `time` alone.
+    # Threads of other tests may sleep, so replace `time` in this module only.
     monkeypatch.setattr(
         session_checks, "time", SimpleNamespace(sleep=pauses.append, time=time.time)
     )

@@ -121,7 +121,7 @@ def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, admin, monke
 def test_copies_of_delayed_messages_wait_until_their_broker_has_come_to_them(
     cluster, admin, monkeypatch
 ):
-    """Each broker has its own position in each level; a timer is late by a minute at most."""
+    """A broker has its own position in each delay level. A timer is late by a minute at most."""
     cluster.create_topic("t", 1)
     places = {broker.name: broker.address for broker in cluster.brokers}
 
@@ -178,7 +178,8 @@ def test_brokers_that_one_of_several_name_servers_shares_are_of_one_cluster(admi
 
 @pytest.mark.parametrize(("expression", "code", "first"), [("*", 0, 1), ("b", 0, 0), ("b", 21, 2)])
 def test_where_a_filter_may_have_left_messages_out(expression, code, first, admin, monkeypatch):
-    """Below the offset that comes with the bytes, a filter may have left messages out."""
+    """An answer names the offset of its first message. A filter may have left out the messages
+    before it."""
     queue, asked = MessageQueue("t", "broker-a", 0), []
     data = encode_stored(StoredMessage("t", b"x", queue_offset=1))
 
@@ -210,7 +211,7 @@ def test_a_queue_whose_end_is_not_dispatched_is_asked_again(empty, monkeypatch):
 
 
 def test_a_broker_that_is_away_is_waited_for_as_long_as_asked(cluster, monkeypatch):
-    """Without patience it is asked twice: the route may have been old."""
+    """Without patience the broker is asked twice, because the first route may have been old."""
     cluster.create_topic("t", 1)
     queue, pauses, moments = MessageQueue("t", "broker-a", 0), [], [0.0]
 

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt: its record, the next attempt, the broker's rank."""
+"""The steps after an attempt ends: its record, the next attempt, the broker's rank."""
 
 from collections import deque
 from random import Random
