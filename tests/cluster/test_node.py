@@ -3,9 +3,11 @@
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
@@ -108,8 +110,8 @@ def test_a_released_process_goes_on(node, recwarn):
 
 
 def test_a_restart_waits_until_the_process_serves(tmp_path, guard, monkeypatch):
-    monkeypatch.setattr("rocket_sink.cluster.node.accepts", lambda address: node.alive)
-    node = NameServer(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
+    serves = 'import time; print("The Name Server boot success", flush=True); time.sleep(60)'
+    node = NameServer(spec(tmp_path, serves), guard.join)
     node.spawn()
     before = node.pid
     with monkeypatch.context() as patched:
@@ -119,6 +121,16 @@ def test_a_restart_waits_until_the_process_serves(tmp_path, guard, monkeypatch):
     node.restart(7)
     assert waited.call_args.args == (120,) and node.alive and node.pid != before
     node.kill()
+
+
+def test_another_process_at_the_port_does_not_make_a_name_server_ready(tmp_path, guard):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        binds = f"import socket; socket.create_server(('127.0.0.1', {port}))"
+        server = NameServer(replace(spec(tmp_path, binds), port=port), guard.join)
+        server.spawn()
+        with pytest.raises(PortTakenError, match="ended with code 1"):
+            server.wait_ready(100)
 
 
 def test_a_process_is_not_started_twice(node):
