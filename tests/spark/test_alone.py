@@ -16,7 +16,6 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import BETWEEN_IDS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
-from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import console, context, lineage, packs, plans, session_checks
 from rocket_sink.spark.backfill.sources import Selection
 from rocket_sink.spark.decided_epoch import commit_log_offsets, read_halves
@@ -548,12 +547,13 @@ def test_name_servers_that_may_be_starting_are_asked_again(
         ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "", 59, False, 0),
         ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "", 61, False, 1),
         ("effectively_once", {}, "p:8080", None, True, 0),
+        ("transactional", {}, "p:8080", None, True, 0),
         ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "refuse", None, True, 1),
         ("effectively_once", {"accessKey": "a", "secretKey": "s"}, "down", None, False, 1),
     ],
 )  # fmt: skip
 def test_rights_are_asked_for_once_a_minute(
-    monkeypatch, tmp_path, delivery, options, proxy, age_s, refused, asks
+    monkeypatch, tmp_path, caplog, delivery, options, proxy, age_s, refused, asks
 ):
     parsed = SinkOptions.parse({"topic": "t", "ledger": "/l", "delivery": delivery, **options})
     stamp = tmp_path / f"rocket-sink-{parsed.digest[:24]}.asked"
@@ -584,12 +584,14 @@ def test_rights_are_asked_for_once_a_minute(
                 raise errors.ConnectError("refused")
 
     monkeypatch.setattr(admins, "Admin", Admin)
+    caplog.set_level("INFO")
     if refused:
         with pytest.raises(errors.ConfigurationError, match=r"no right|prox"):
             session_checks.check_rights(parsed)
     else:
         session_checks.check_rights(parsed)
     assert asked == [("t", "-", 1)] * asks
+    assert ("cannot tell whether" in caplog.text) is (proxy == "down")
     is_asked = delivery != "at_least_once" and not refused
     assert stamp.exists() is is_asked
     assert not stamp.exists() or (time.time() - stamp.stat().st_mtime < 60)
@@ -680,10 +682,8 @@ def test_ids_without_a_commit_log_offset(text):
     ("reasons", "is_data"), [((), False), (("data",), True), (("unknown",), False)]
 )
 def test_rows_that_brokers_refuse_are_sent_only_by_name(reasons, is_data):
-    selected = Selection(reasons).classes
-    assert ("data" in selected) is is_data and "unknown" in (*selected, *reasons, "unknown")
-    assert (len(selected) > 1) is not reasons or bool(reasons)
-    assert ColumnPlan.__name__ and Selection().max_tries == 3 and not Selection().again
+    assert ("data" in Selection(reasons).classes) is is_data
+    assert Selection().max_tries == 3 and not Selection().again
 
 
 # --- queries at their start --------------------------------------------------------------------
@@ -777,16 +777,6 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     assert session_checks.refuse_query(session, "gone", []) is None
 
 
-def test_the_error_of_a_budget_has_the_counts():
-    options = SinkOptions.parse(maxEpochFailures="1", topic="t", ledger="/l", appId="a")
-    counts = {"rows_in": 9, "dead": 1, "unknown": 1, "first_error": "DISK_FULL", "acked": 7}
-    error = session_checks.over_budget(options, counts, 5)
-    assert error is not None and error.facts["first_error"] == "DISK_FULL"
-    assert error.facts["counts"] == {"rows_in": 9, "dead": 1, "unknown": 1}
-    assert "2 of 9 rows of epoch 5 could not be sent" in str(error)
-    assert session_checks.over_budget(options, {**counts, "dead": 0}, 5) is None
-
-
 @pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])
 def test_the_event_of_a_failure_alone_has_an_error(kind, is_failed):
     pytest.importorskip("openlineage.client")
@@ -824,15 +814,6 @@ def test_what_is_read_without_options():
         "max_offsets_per_trigger": 0, "min_offsets_per_trigger": 0,
         "max_trigger_delay_ms": 900_000, "consumer_group": "",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("startingOffset", "did you mean 'startingOffsets'"), ("zzz", "zzz"), ("topicc", "topic'")],
-)
-def test_an_option_that_is_unknown_names_the_nearest(name, words):
-    with pytest.raises(errors.OptionError, match=words):
-        ReadOptions.parse({"nameServer": "h:1", "topic": "t", name: "x"})
 
 
 def test_the_sender_of_events_is_awaited_at_the_end(monkeypatch):

@@ -96,8 +96,10 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path):
 )
 def test_what_to_do_about_a_batch(options, advice):
     parsed = SinkOptions.parse({"maxEpochFailures": 0, **options})
-    with pytest.raises(DeliveryError, match=f"1 of 9 rows could .* ledger.*{advice}"):
+    with pytest.raises(DeliveryError, match=f"1 of 9 rows could .* ledger.*{advice}") as caught:
         check_budget(parsed, counts(9, 1))
+    of_rows = {"rows_in": 9, "dead": 1, "unknown": 0}
+    assert caught.value.facts == {"counts": of_rows, "first_error": "why"}
 
 
 def test_foreach_has_no_step_on_the_driver():

@@ -17,18 +17,6 @@ NOON = "timestamp_ntz'2026-07-01 12:00:00.000001'"
 AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize(("ordering", "warnings"), [("strict", 1), ("none", 0)])
-def test_a_start_says_that_delayed_rows_have_no_order(spark, caplog, ordering, warnings):
-    console._warn_of_delays.cache_clear()
-    frame = spark.sql("SELECT 'x' AS body, 'k' AS sharding_key, 3 AS delay_level")
-    for _ in range(2):
-        plan_of(frame, SinkOptions.parse(topic="t", ordering=ordering))
-    texts = [text for text in caplog.messages if "does not hold for rows with a delay" in text]
-    assert len(texts) == warnings
-    assert all("(delay_level)" in text for text in texts)
-
-
 @pytest.fixture
 def new_york(spark):
     """The session, with a zone in which no time is that of UTC."""
@@ -84,19 +72,22 @@ def test_json_keeps_microseconds_and_seconds_of_zones(new_york, policy, offset):
 
 @pytest.mark.spark
 @pytest.mark.parametrize("ansi", ["true", "false"])
-def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(spark, tmp_path, ansi):
+def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(spark, tmp_path, ansi, caplog):
     """The text of a key chooses its queue. Tasks cast Arrow's decimals, a backfill Spark's."""
     texts = ["0.0000000000", "0.0000000001", "-0.0000000010", "-12.5000000000", "7.0000000000"]
     keys = ", ".join(f"({text!r})" for text in texts)
     frame = spark.sql(
-        f"SELECT 'b' AS body, CAST(k AS DECIMAL(20, 10)) AS sharding_key FROM VALUES {keys} AS t(k)"
+        "SELECT 'b' AS body, 3 AS delay_level, CAST(k AS DECIMAL(20, 10)) AS sharding_key "
+        f"FROM VALUES {keys} AS t(k)"
     )
-    options = SinkOptions.parse(topic="t")
+    options = SinkOptions.parse(topic="t", ordering="strict")
+    console._warn_of_delays.cache_clear()
     with setting(spark, "spark.sql.ansi.enabled", ansi):
         pending = pending_of(spark, tmp_path, frame, options)
         backfilled = sorted(row.sharding_key for row in pending.collect())
     sent = normalise(frame.toArrow(), plan_of(frame, options)).sharding_key
     assert backfilled == sorted(sent.to_pylist()) == sorted(texts)
+    assert caplog.text.count("does not hold for rows with a delay (delay_level)") == 1
 
 
 @pytest.mark.parametrize("writer", ["writer", "streamWriter"])

@@ -104,14 +104,15 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOfsets": "latest"}, "startingOffsets"),
+        ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"),
+        ({"zzz": "x"}, "zzz"),
+        ({"topicc": "x"}, "topic'"),
         ({"startingOffsets": "soon"}, "earliest"),
         ({"startingOffsets": '{"broker-a:0": -3}'}, "0 and more"),
         ({"startingOffsets": "[1]"}, "JSON"),
         ({"startingOffsets": "earliest", "startTimestamp": 1}, "not both"),
         ({"startingOffsets": '{"broker-z:0": 1}'}, "startingOffsets: .*no queue 'broker-z:0'"),
         ({"endingOffsets": '{"broker-z:0": 1}'}, "endingOffsets: .*no queue 'broker-z:0'; .*a:0"),
-        ({"maxMessagesPerPartition": "-1"}, "maxMessagesPerPartition"),
         ({"topic": ""}, "topic"),
         ({"topic": "nosuch"}, "nosuch"),
     ],
