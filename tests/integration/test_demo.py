@@ -24,11 +24,3 @@ def test_a_strict_run_passes_with_a_broken_broker(spark, fault, tmp_path):
     assert "broker-b" in done.err
     assert (out / "ledger" / "_delta_log").is_dir()
     assert not (out / "flights").exists()
-
-
-def test_a_folder_with_other_files_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    done = run_command("demo", "--out", str(tmp_path))
-    assert (done.code, done.out) == (1, "")
-    assert "mine.txt" in done.err
-    assert (tmp_path / "mine.txt").exists()

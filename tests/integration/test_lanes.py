@@ -17,7 +17,7 @@ from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
 from tests.clusters import scripted_cluster
 
 from . import lanes
-from .lanes import BY_SPARK, LANES, read
+from .lanes import BY_SPARK, LANES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -265,25 +265,7 @@ def test_what_is_checked_on_the_driver(spark, cluster):
         sink.check(spark.range(1))
     with pytest.raises(ColumnError, match="body"):
         sink.stream(spark.readStream.format("rate").load())
-    with pytest.raises(ConfigurationError, match="batch"):
+    with pytest.raises(ConfigurationError, match=r"this frame is a stream; use .*stream\(df\)"):
         sink.write(spark.readStream.format("rate").load())
-
-
-def test_stream_hands_only_needed_columns_to_python(spark, cluster, tmp_path):
-    world = World(spark, cluster, tmp_path, LANES[5])
-    world.put(flights(50).drop_columns(["body"]))
-    world.run(bodyFormat="json")
-    assert {m.body for m in world.stored()} == {b'{"ignored":%d}' % i for i in range(50)}
-
-
-def test_the_batch_summary_prints_well(spark, cluster, tmp_path):
-    world = World(spark, cluster, tmp_path, LANES[2])
-    world.put(flights(30))
-    rows = read(spark, tmp_path / "source")
-    summary = RocketSink(**world.options).write(rows)
-    assert summary.acked == 30 and summary.adds_up and summary.all_delivered
-    (epoch,) = world.ledger.epochs(spark).collect()
-    assert epoch.confirmed and epoch.adds_up and epoch.num_input_rows == 30
-    assert "acknowledged" in str(summary) and "30" in str(summary)
-    assert "<table>" in summary._repr_html_()
-    assert RocketSink(**{**world.options, "ledger": ""}).write(rows).acked == 30
+    with pytest.raises(ConfigurationError, match=r"this frame is a batch; use sink.write\(df\)"):
+        sink.stream(spark.sql("SELECT 'x' AS body"))

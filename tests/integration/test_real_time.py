@@ -7,10 +7,9 @@ import signal
 import pyarrow as pa
 import pyspark
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from rocket_sink import Ledger, RocketSink, TableProducer, register
+from rocket_sink import Ledger, RocketSink, TableProducer
 from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
@@ -129,32 +128,3 @@ def test_map_in_arrow_sends_each_row_as_it_comes(spark, cluster, options, tmp_pa
     assert stored() == set(range(40))
     acked, dead = accounts(spark, options)
     assert acked >= 20 and dead == 0
-
-
-def _source(spark, frame, options):
-    register(spark)
-    return frame.writeStream.format("rocketmq").options(**options)
-
-
-def _batches(spark, frame, options):
-    return frame.writeStream.foreachBatch(RocketSink(**options).write_batch)
-
-
-@pytest.mark.parametrize(
-    ("lane", "checks", "reason"),
-    [
-        (_source, "true", "REAL_TIME_MODE"),
-        # Real-time mode takes `update` alone, which a data source in Python cannot declare.
-        (_source, "false", "rocketmq does not support Update mode"),
-        (_batches, "true", "REAL_TIME_MODE"),
-    ],
-)
-def test_spark_starts_no_other_lane(spark, cluster, tmp_path, lane, checks, reason):
-    options, source = {"nameServer": cluster.name_server, "topic": "t"}, Source(spark)
-    with setting(spark, ALLOWLIST, checks), pytest.raises(PySparkException) as caught:
-        query = start(lane(spark, source.frame, options), tmp_path)
-        source.put("x")
-        query.awaitTermination(60)
-        query.stop()
-    assert reason in str(caught.value)
-    assert not cluster.messages("t")

@@ -17,7 +17,6 @@ from .lanes import LANES
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROWS = 3000
-STREAMS = [lane for lane in LANES if lane.streams]
 
 
 class World:
@@ -42,12 +41,6 @@ class World:
         }  # fmt: skip
         self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", settings)
 
-    def forget_the_last_commit(self):
-        commits = self.folder / "checkpoint" / "commits"
-        max(commits.glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
-        for sums in commits.glob(".*.crc"):
-            sums.unlink()
-
     def check_copies(self, copies):
         """Check that each row is stored so many times, each time under another id."""
         stored = list(read_topic(self.cluster.name_server, self.topic))
@@ -59,28 +52,6 @@ class World:
         self.ledger.sync(self.spark)
         select = "SELECT sum(found_stored) AS found FROM ledger_rows WHERE kind = 'epoch'"
         return int(view_rows(self.ledger.path, select)[0].found or 0)
-
-
-@pytest.fixture(
-    params=[
-        # This lane's accounts go by the spool, like those of foreach.
-        pytest.param(lane, id=lane.name, marks=[pytest.mark.slow] * (lane.name == "source_stream"))
-        for lane in STREAMS
-    ]
-)
-def world(request, spark, cluster, tmp_path):
-    return World(spark, cluster, tmp_path, request.param)
-
-
-def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world):
-    world.run()
-    world.check_copies(1)
-    world.forget_the_last_commit()
-    world.run()
-    world.check_copies(1)
-    # The foreachBatch lane finds the epoch in the ledger, so it asks no broker.
-    skipped = world.lane.name == "foreach_batch"
-    assert world.found_stored() == (0 if skipped else ROWS)
 
 
 def test_a_batch_write_that_died_is_asked_for_by_its_app_id(spark, cluster, tmp_path, monkeypatch):

@@ -21,15 +21,12 @@ from packaging.version import Version
 
 from rocket_sink.spark.datasource import register
 from tests import java_client
-from tests.clusters import make_topic, read_topic
+from tests.clusters import make_topic
 from tests.spark.streams import run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(3600)]
 HERE = Path(__file__).parent
 _LAG = re.compile(r"^\S+\s+(broker-\w)\s+(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)
-LENGTHS = pytest.mark.parametrize(
-    ("count", "kills"), [(5_000, 2), pytest.param(200_000, 10, marks=pytest.mark.slow)]
-)
 
 
 def sent_by_java(cluster, topic, count):
@@ -66,10 +63,10 @@ def test_consoles_show_the_lag_of_the_consumer_group(cluster, spark, tmp_path):
         assert lag() == (total, total)
 
 
-def play_kills(folder, kills, seed, sending, **plan):
+def play_kills(folder, kills, sending, read):
     """Start the driver, kill it `kills` times, and let it end after the sends. Return how many
     kills met an epoch that had begun."""
-    draw, met = random.Random(seed), 0
+    draw, met = random.Random(51), 0
 
     def epochs(kind):
         with contextlib.suppress(OSError):
@@ -81,7 +78,7 @@ def play_kills(folder, kills, seed, sending, **plan):
         if life == kills:
             sending.result()
         before = epochs("commits")
-        words = json.dumps({"folder": str(folder), "last": life == kills, **plan})
+        words = json.dumps({"folder": str(folder), "last": life == kills, "read": read})
         with (folder / f"driver-{life}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.stream_driver", words],
@@ -106,9 +103,11 @@ def play_kills(folder, kills, seed, sending, **plan):
     return met
 
 
-def run_over_kills(cluster, folder, count, kills, seed, write):
-    """Run the driver over its kills while Java sends so many messages to a topic; return Java's
-    own count of sends per queue. The messages make at least twenty epochs for each kill."""
+@pytest.mark.parametrize(
+    ("count", "kills"), [(5_000, 2), pytest.param(200_000, 10, marks=pytest.mark.slow)]
+)
+def test_each_message_is_read_once_over_kills_of_the_driver(cluster, tmp_path, count, kills):
+    """Java sends meanwhile. The messages make at least twenty epochs for each kill."""
     topic = f"from-{uuid.uuid4().hex[:8]}"
     make_topic(cluster, topic)
     read = {
@@ -117,15 +116,9 @@ def run_over_kills(cluster, folder, count, kills, seed, write):
     }  # fmt: skip
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sent_by_java, cluster, topic, count)
-        met = play_kills(folder, kills, seed, sending, read=read, write=write)
-        assert sending.result().total() == count
-    assert met > 0 or kills < 10
-    return sending.result()
-
-
-@LENGTHS
-def test_each_message_is_read_once_over_kills_of_the_driver(cluster, tmp_path, count, kills):
-    sent = run_over_kills(cluster, tmp_path, count, kills, 51, None)
+        met = play_kills(tmp_path, kills, sending, read)
+        sent = sending.result()
+    assert sent.total() == count and (met > 0 or kills < 10)
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     expected = Counter(
         (broker, queue, offset)
@@ -133,18 +126,3 @@ def test_each_message_is_read_once_over_kills_of_the_driver(cluster, tmp_path, c
         for offset in range(total)
     )
     assert Counter(tuple(row.values()) for row in rows) == expected
-
-
-@LENGTHS
-def test_a_bridge_of_two_topics_loses_and_doubles_nothing_over_kills(
-    cluster, tmp_path, count, kills
-):
-    target = f"to-{uuid.uuid4().hex[:8]}"
-    make_topic(cluster, target)
-    sink = {
-        "nameServer": cluster.name_server, "topic": target, "delivery": "effectively_once",
-        "sendMsgTimeout": "60s",
-    }  # fmt: skip
-    run_over_kills(cluster, tmp_path, count, kills, 52, sink)
-    bodies = Counter(message.body.decode() for message in read_topic(cluster.name_server, target))
-    assert bodies == Counter(map(str, range(count)))

@@ -315,6 +315,9 @@ class Conf:
         ("Project [a#1]", "Project [b#1]", False), ("Filter (a#1 > 5)", "Filter (a#1 > 6)", False),
         ("CTERelationRef 5, true", "CTERelationRef 6, true", True), ("Limit 5", "Limit 6", False),
         ("lambda x_1#2", "lambda x_3#4", True), ("[a], 5", "[a], 6", True), ("0x1", "0x2", True),
+        ("lambda x_1#2", "lambda y_1#2", False), ("UnionLoopRef 1, t", "UnionLoopRef 62, t", True),
+        ("EventTimeWatermark a1fea580-462d, t", "EventTimeWatermark a1fea580-625d, t", True),
+        ("Map(minPartitions -> 8)", "Map(minPartitions -> 2)", False),
     ],
 )  # fmt: skip
 def test_the_digest_of_a_plan_leaves_out_its_numbers(text, other, is_same):

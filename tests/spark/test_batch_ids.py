@@ -171,18 +171,6 @@ def test_a_complete_write_is_none_for_another_cluster(world):
         assert world.write(nameServer=f"localhost:{port};{named}").is_repeated
 
 
-def test_frames_with_another_last_value_of_many_are_refused(world):
-    """By default Spark names the first 25 only in a plan's text."""
-    many = "'x', " * 40
-    first, second = (
-        world.frame(99).where(f"body NOT IN ({many} '{last}')") for last in ("row 50", "row 60")
-    )
-    world.write(first)
-    with pytest.raises(CheckpointError, match="plan was"):
-        world.write(second)
-    assert world.sent() == 98
-
-
 def test_equal_plans_of_other_rows_are_refused(world, tmp_path):
     """The plan of a file source does not name its files, so folders and rows are compared."""
     first, second = (str(tmp_path / name) for name in "ab")

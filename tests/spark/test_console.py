@@ -154,7 +154,8 @@ def test_a_query_says_its_start_its_losses_and_its_end(
 @pytest.mark.spark
 def test_a_write_says_its_losses_and_its_end(spark, options, caplog):
     caplog.set_level("INFO", CONSOLE)
-    RocketSink(**options).write(spark.createDataFrame([("one",), (None,)], "body STRING"))
+    sent = RocketSink(**options).write(spark.createDataFrame([("one",), (None,)], "body STRING"))
+    assert sent.adds_up and not sent.all_delivered and "<table>" in sent._repr_html_()
     warning, end = texts(caplog)
     assert warning.startswith("1 of 2 rows of the write ")
     assert " ended: 2 rows in, 1 acknowledged, 1 dead letter;" in end

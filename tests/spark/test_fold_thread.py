@@ -21,6 +21,7 @@ from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.listener import FoldThread, install_fold
 from tests.ledger.values import accounts, confirmed, context, session, spool_rows, write_spool
+from tests.ledger.views import view_rows
 from tests.producer.waiting import until
 from tests.python import run_python
 
@@ -275,6 +276,9 @@ def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
     wait_for(lambda: len(texts(caplog, "ERROR")) == 2)
     for text, (lost, epoch) in zip(texts(caplog, "ERROR"), ((5, 2), (1, 3)), strict=True):
         assert f"{lost} of the 5 rows that Spark handed to the tasks of epoch {epoch} " in text
+    epochs = view_rows(tmp_path, "SELECT rows_in, missing_rows, adds_up FROM epochs ORDER BY epoch")
+    sums = [(5, 0, True), (5, 0, True), (0, 5, False), (4, 1, False)]
+    assert [tuple(vars(row).values()) for row in epochs] == sums
 
 
 def test_a_ledger_that_was_made_anew_is_another_ledger(tmp_path, thread, caplog):
@@ -378,27 +382,6 @@ def test_the_ends_of_a_session_that_stops_are_told_at_once(tmp_path, caplog):
     wait_for(lambda: thread._thread is not None and not thread._thread.is_alive())
     thread.finish()
     assert len(said(caplog)) == 1
-
-
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_the_end_of_a_query_without_rows_is_told(tmp_path, caplog, is_idle):
-    caplog.set_level("INFO", "rocket_sink")
-    thread = FoldThread(session("run-1"))
-    begin(thread, tmp_path, 0.0)
-    for run, query in (("run-2", "foreign"), ("run-3", "failed")):
-        thread.note_start(run, query)
-    for run, query in (("run-1", QUERY), ("run-3", "failed")):
-        thread.runs.name_sink(run, query, resolve_path(tmp_path).uri)
-    thread.note_end("run-3", "an error that the query raises")
-    if is_idle:
-        thread.runs.begin("run-1")
-    thread.finish()
-    (end,) = (record for record in caplog.records if record.name == CONSOLE)
-    if is_idle:
-        assert end.message == f"the query {QUERY} ended: 0 rows in; ledger {tmp_path}"
-    else:
-        assert end.levelname == "WARNING"
-        assert end.message.startswith(f"the query {QUERY} ended before its first epoch was done")
 
 
 def test_an_end_that_is_never_told_is_waited_for_once(thread):

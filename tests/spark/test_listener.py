@@ -9,13 +9,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
-from rocket_sink.commands.common.stream_run import stream_writer
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import resolve_path
-from rocket_sink.options import SinkOptions
 from rocket_sink.spark.datasource import register
-from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
@@ -39,13 +35,6 @@ def ledger(tmp_path):
 @pytest.fixture
 def sink(cluster, ledger):
     return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
-
-
-def test_a_sync_after_a_query_knows_its_last_epoch_done(spark, sink, ledger, tmp_path):
-    run(sink.stream(stream_of(spark, tmp_path)), tmp_path / "checkpoint")
-    ledger.sync(spark)
-    assert ledger.epochs(spark).where("confirmed").count() == 1
-    assert ledger.unfolded_epochs() == 0
 
 
 def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
@@ -72,16 +61,6 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     register(spark, ledger=second)
     assert [commit(0, ledger) for ledger in (first, second, str(tmp_path / "three"))] == [0, 0, 1]
     assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text
-
-
-@pytest.mark.parametrize("lane", ["foreach", "datasource"])
-def test_the_stream_command_folds_while_it_runs(spark, cluster, tmp_path, lane):
-    ledger = tmp_path / "ledger"
-    rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
-    options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
-    stream_writer(spark, rows, options, lane)
-    thread = install_fold(SinkOptions.parse({"ledger": str(tmp_path / "other")}), spark)
-    assert thread is not None and resolve_path(ledger).uri in thread.ledgers
 
 
 @pytest.mark.parametrize("lane", ["foreach", "datasource"])

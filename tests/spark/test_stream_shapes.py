@@ -4,7 +4,6 @@ import json
 import os
 import time
 
-import pandas as pd
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -66,44 +65,12 @@ def world(spark, cluster, tmp_path):
 EARLY = "2024-01-01T00:00:00Z"
 
 
-def test_duplicates_that_spark_drops_are_not_sent(world):
-    frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("a", EARLY), ("b", EARLY)])
-    assert world.send(frame.dropDuplicates(["id", "at"]).selectExpr("id AS body")) == ["a", "b"]
-
-
-def test_a_join_of_streams_is_sent(world):
-    departures = world.stream("departures", [("a", EARLY), ("b", EARLY)])
-    arrivals = world.stream("arrivals", [("a", EARLY)]).withColumnRenamed("at", "landed")
-    assert world.send(departures.join(arrivals, "id").selectExpr("id AS body")) == ["a"]
-
-
 def test_late_rows_that_spark_drops_are_not_sent(world):
     """Spark compares rows with the watermark of the micro-batch before the last one."""
     files = [[("a", EARLY)], [("b", "2024-01-02T00:00:00Z")], [("c", "2024-01-02T00:00:10Z")]]
     frame = world.stream("in", *files, [("late", EARLY), ("d", "2024-01-02T00:00:20Z")])
     counts = frame.groupBy("id", "at").count()
     assert world.send(counts.selectExpr("id AS body")) == ["a"]
-
-
-@pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])
-def test_rows_of_a_programs_state_are_sent(world, in_batches):
-    """Spark 4.2 casts a columnar row and fails, if nothing is computed before a foreach."""
-
-    def number(key, batches, state):
-        """Number a key's rows over all micro-batches."""
-        count = state.get[0] if state.exists else 0
-        for batch in batches:
-            yield pd.DataFrame({"body": [f"{key[0]}{count + row}" for row in range(len(batch))]})
-            count += len(batch)
-        state.update((count,))
-
-    frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("b", EARLY), ("a", EARLY)])
-    numbered = frame.groupBy("id").applyInPandasWithState(
-        number, "body STRING", "number INT", "append", "NoTimeout"
-    )
-    if not in_batches:
-        numbered = numbered.selectExpr("concat(body, '') AS body")
-    assert world.send(numbered, in_batches=in_batches) == ["a0", "a1", "a2", "b0"]
 
 
 @pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])

@@ -1,6 +1,5 @@
 """Two writes in one function of a stream: each is sent, and each has its own accounts."""
 
-import contextlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.commands.common.stream_run import Source, finish, run_batch
 from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame, query_of
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
@@ -118,29 +115,6 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     assert world.sent("two") == [[b"a", b"b"]]
 
 
-def test_a_frame_that_is_refused_beside_the_first_is_not_forgotten(world, monkeypatch):
-    one, two = world.sink("one"), world.sink("two")
-
-    def two_frames(frame, number):
-        @contextlib.contextmanager
-        def beside(*write):
-            with _once_a_run(*write):
-                monkeypatch.setattr(foreach_batch, "_once_a_run", _once_a_run)
-                with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
-                    in_thread(two.write_batch, frame, number)
-                yield
-
-        monkeypatch.setattr(foreach_batch, "_once_a_run", beside)
-        one.write_batch(frame, number)
-        raise KeyError("the refused thread")
-
-    with pytest.raises(Exception, match="the refused thread"):
-        world.stream(two_frames)
-    assert world.sent("one", "two") == [[b"a", b"b"], []]
-    with pytest.raises(Exception, match="has one frame of the epoch 0"):
-        world.stream(two.write_batch)
-
-
 def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
     sink = world.sink("one")
@@ -221,6 +195,8 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
                 # The write runs beside the first, as from another thread.
                 write(run_id, query=query)
             raise KeyError
+        with pytest.raises(CheckpointError, match="has one frame of the epoch 0"):
+            check_whole(place, query, 0, is_held=True)
     with pytest.raises(ConfigurationError, match="failed with another frame"):
         write(frame=object())
     write()  # A write that failed is tried again.
@@ -275,15 +251,3 @@ def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):
     assert world.view(select) == [(0, 0, 2, True, True, 0), (0, 2, 0, True, True, 0)]
     # The second write's account does not replace that of the first, whose letters wait.
     assert ledger.dead_letters(world.spark).count() == 2
-
-
-def test_a_batch_of_the_command_has_the_ledgers_counts(world):
-    world.put("1.json", "a", "")
-    source = Source("json", str(world.folder / "in"), None, {}, None, ())
-    options = world.sink("two").options.given()
-    for _ in range(2):
-        sent = run_batch(world.spark, source, options, "datasource")
-        report = finish(world.spark, sent, options)
-        counts = {name: report.counts.get(name) for name in ("rows_in", "acked", "dead")}
-        assert (report.rows_read, counts) == (2, {"rows_in": 2, "acked": 1, "dead": 1})
-    assert sum(report.pending.values()) == 2

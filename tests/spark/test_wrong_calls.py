@@ -45,14 +45,6 @@ def test_a_wrong_function_is_answered_by_the_right_one(
     run(rows.writeStream.foreachBatch(sink_of(cluster).write_batch), tmp_path / "right")
 
 
-def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(spark, cluster, rows):
-    sink = sink_of(cluster)
-    with pytest.raises(ConfigurationError, match=r"this frame is a batch; use sink.write\(df\)"):
-        sink.stream(spark.sql("SELECT 'x' AS body"))
-    with pytest.raises(ConfigurationError, match=r"this frame is a stream; use .*stream\(df\)"):
-        sink.write(rows)
-
-
 def test_a_frame_of_a_stopped_session_is_refused(cluster):
     stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     sink = sink_of(cluster)

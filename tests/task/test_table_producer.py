@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rocket_sink import TableProducer
+from rocket_sink import Ledger, TableProducer
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, ProducerClosedError
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.testing.script import is_send
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
-from tests.ledger.values import spool_rows
+from tests.ledger.values import session, spool_rows
+from tests.ledger.views import view_rows
 from tests.python import run_python
 
 cluster = scripted_cluster(orders=4)
@@ -71,17 +71,6 @@ class Exported:
 
     def __arrow_c_stream__(self, requested_schema=None):
         return self._data.__arrow_c_stream__(requested_schema)
-
-
-def test_order_per_key(cluster, make):
-    make(ordering="strict", requestMaxMessages=20).send(table())
-    seen: dict[str, list[tuple[int, int]]] = {}
-    for message in cluster.messages("orders"):
-        key = message.properties["__SHARDINGKEY"]
-        seen.setdefault(key, []).append((message.queue_offset, int(message.body)))
-    assert len(seen) == 7
-    for pairs in seen.values():
-        assert [number for _, number in sorted(pairs)] == sorted(number for _, number in pairs)
 
 
 def test_rows_that_cannot_be_sent_come_back(cluster, make):
@@ -154,12 +143,20 @@ def test_after_close(make):
         producer.send(table(1))
 
 
-def test_a_ledger_takes_the_rows_in(cluster, make, tmp_path):
-    ledger = str(tmp_path / "ledger")
-    result = make(ledger=ledger).send(pa.table({"body": pa.array([b"a", None])}))
-    assert result.dead_letters.num_rows == 1
-    place = resolve_path(ledger)
-    assert len(sealed_files(place, place.filesystem())) == 1
+def test_each_send_of_each_producer_is_an_epoch_of_the_ledger(cluster, make, tmp_path):
+    ledger = Ledger(tmp_path / "ledger")
+    rows = pa.table({"body": [None if n % 4 == 0 else str(n) for n in range(100)]})
+    for sends in (3, 2):
+        producer = make(ledger=ledger.path)
+        assert {producer.send(rows).dead_letters.num_rows for _ in range(sends)} == {25}
+    ledger.sync(session())
+    epochs = view_rows(ledger.path, "SELECT * FROM epochs")
+    counts = [(e.rows_in, e.acked, e.dead, e.num_input_rows) for e in epochs]
+    assert counts == [(100, 75, 25, 100)] * 5
+    assert all(e.adds_up and e.confirmed and e.lane == "table" for e in epochs)
+    assert sorted(e.epoch for e in epochs) == [1, 1, 2, 2, 3]
+    assert len({e.query_id for e in epochs}) == 2
+    assert len(cluster.messages("orders")) == 375
 
 
 def test_the_account_of_a_send_that_fails_has_what_was_under_way(cluster, make, tmp_path):
