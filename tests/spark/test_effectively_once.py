@@ -382,8 +382,9 @@ class TestOtherIds:
         world.run(CTX, settings=utc)
         with pytest.raises(CheckpointError, match=r"zone was UTC, is Tokyo.*replayCheck=never"):
             world.run(RESTART, settings=IdFacts(written_by={"zone": "Tokyo"}))
-        with pytest.raises(CheckpointError, match="body_format was column, is json_nulls"):
-            world.run(RESTART, settings=utc, bodyFormat="json_nulls")
+        world.cluster.create_topic("n%t")
+        with pytest.raises(CheckpointError, match="was column, is json_nulls, namespace"):
+            world.run(RESTART, settings=utc, bodyFormat="json_nulls", namespace="n")
         summary = world.run(RESTART, settings=utc)
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
         world.check()

@@ -184,27 +184,22 @@ class TestSends:
         assert len(run.engine.bodies()) == 3
         assert [letter["topic"] for letter in run.letters] == ["ns%z"]
 
-    def test_timed_rows_ask_for_a_broker_that_honours_them(self):
-        run = Run(StubEngine()).feed(body=bodies(3), delay_level=[3, None, 0]).finish()
-        assert {r.least_version for r in run.engine.requests} == {0}
-        for column, value in (("delay_ms", 60_000), ("delivery_timestamp", 4_000_000_000_000)):
-            run = Run(StubEngine()).feed(body=bodies(2), **{column: [value, None]}).finish()
-            least_versions = {
-                bytes(r.body): r.least_version for r in run.engine.requests if not r.batch
-            }
-            assert least_versions == {b"00000": V5_0_0}
-
     @pytest.mark.parametrize(
-        ("column", "value", "least_version"),
-        [("priority", 3, V5_4_0), ("lite_topic", "session-1", V5_5_0)],
-    )
-    def test_kinds_of_rows_that_go_one_by_one(self, column, value, least_version):
-        run = Run(StubEngine()).feed(body=bodies(4), **{column: [value, None, value, None]})
-        single = [r for r in run.finish().engine.requests if not r.batch]
-        assert {bytes(r.body): r.least_version for r in single} == {
-            b"00000": least_version, b"00002": least_version,
-        }  # fmt: skip
-        assert f"\x01{value}\x02" in single[0].properties
+        ("column", "values", "least_version"),
+        [
+            ("priority", [3, None], V5_4_0), ("lite_topic", ["a", None], V5_5_0),
+            ("delay_level", [3, 0], 0), ("delay_ms", [60_000, None], V5_0_0),
+            ("delivery_timestamp", [4_000_000_000_000, None], V5_0_0),
+        ],
+    )  # fmt: skip
+    def test_kinds_of_rows_that_go_one_by_one(self, column, values, least_version):
+        """Old brokers would not honour what is asked of them."""
+        run = Run(StubEngine()).feed(body=bodies(4), **{column: values * 2}).finish()
+        single = {bytes(r.body): r for r in run.engine.requests if not r.batch}
+        assert sorted(single) == [b"00000", b"00002"]
+        for request in single.values():
+            assert request.timed and request.least_version == least_version
+            assert f"\x01{values[0]}\x02" in request.properties
 
     def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self):
         def judge(request, queue):
@@ -222,13 +217,6 @@ class TestSends:
             queue = sharding.queue_for_key(info, name, sharding.LITE_TOPIC_HASH)
             stored = engine.bodies(queue)
             assert [body for body in stored if body in own] == own[:2]
-
-    def test_timed_rows_go_one_by_one(self):
-        run = Run(StubEngine()).feed(body=bodies(4), delay_level=[0, 3, None, 4]).finish()
-        timed = [r for r in run.engine.requests if r.timed]
-        assert len(timed) == 2 and not any(r.batch for r in timed)
-        assert {bytes(r.body) for r in timed} == {b"00001", b"00003"}
-        assert "DELAY\x013\x02" in timed[0].properties
 
     def test_rows_that_do_not_wait_for_the_store_have_their_own_batch(self):
         run = Run(StubEngine()).feed(body=bodies(4), wait_store=[True, False, None, False]).finish()
@@ -645,10 +633,6 @@ class Stuck(StubEngine):
 
 
 class TestStrict:
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path):
-        self.folder = tmp_path
-
     def test_a_key_never_moves_and_its_queue_is_closed_after_one_wait(self):
         engine = StubEngine()
         queue = home(engine, "k1")
@@ -662,16 +646,9 @@ class TestStrict:
         tries = [r for r in engine.requests if r.token.queue == queue]
         assert len(tries) == 1 and tries[0].queue == queue
         assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
-
-    def test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for(self):
-        engine = StubEngine()
-        queue = home(engine, "k1")
-        engine.judge = lambda r, q: ConnectError("down") if q == queue else None
-        run = Run(engine, ordering="strict", requestMaxMessages=1)
-        run.feed(body=bodies(2), sharding_key=["k1", key_on(engine, queue, but="k1")]).finish()
-        assert [(row["reason"], row["last_broker_name"]) for row in run.letters] == [
-            ("transport", queue.broker_name), ("held_back", queue.broker_name)
-        ]  # fmt: skip
+        # A report can say which broker both keys wait for: one of them has no attempt.
+        of_broker = [row for row in run.letters if row["last_broker_name"] == queue.broker_name]
+        assert {row["sharding_key"] for row in of_broker} == {"k1", other}
 
     def test_the_wait_for_a_turn_is_part_of_the_recorded_wait(self):
         now = iter(range(1, 100_000))
@@ -706,16 +683,16 @@ class TestStrict:
         run.finish()
         assert sorted(b[:5] for b in engine.bodies()) == bodies(4000)
 
-    def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self):
+    def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self, tmp_path):
         engine = StubEngine()
         keys = [f"k{i}" for i in range(40)]
         homes = {key: home(engine, key) for key in keys}
-        run = Run(engine, ordering="strict", ledger=str(self.folder))
+        run = Run(engine, ordering="strict", ledger=str(tmp_path))
         run.feed(body=bodies(40), sharding_key=keys)
         engine.spans = [("a", 4)]
         engine.judge = lambda r, q: ConnectError("gone") if q.broker_name == "b" else None
         run.feed(body=bodies(40, 40), sharding_key=keys).finish()
-        later = Run(engine, ordering="strict", ledger=str(self.folder))
+        later = Run(engine, ordering="strict", ledger=str(tmp_path))
         later.feed(body=bodies(40, 80), sharding_key=keys).finish()
         for queue, messages in engine.stored.items():
             assert {homes[m.property("__SHARDINGKEY") or ""] for m in messages} == {queue}
@@ -723,25 +700,17 @@ class TestStrict:
         assert later.summary.dead == dead and later.summary.acked == 40 - dead
 
     @pytest.mark.parametrize("spans", [[("a", 4), ("b", 5)], [("a", 4), ("b", 4), ("c", 4)]])
-    def test_a_changed_route_is_refused(self, spans):
+    def test_a_changed_route_is_refused(self, tmp_path, spans):
         engine = StubEngine()
-        run = Run(engine, ordering="strict", ledger=str(self.folder))
+        run = Run(engine, ordering="strict", ledger=str(tmp_path))
         run.feed(body=bodies(5), sharding_key=["k"] * 5)
         engine.spans = spans
         with pytest.raises(DeliveryError, match="onRouteChange"):
             run.feed(body=bodies(5), sharding_key=["k"] * 5)
         with pytest.raises(DeliveryError, match="onRouteChange"):
-            Run(engine, ordering="strict", ledger=str(self.folder)).feed(
+            Run(engine, ordering="strict", ledger=str(tmp_path)).feed(
                 body=bodies(5), sharding_key=["k"] * 5
             )
-
-    def test_or_allowed(self):
-        engine = StubEngine()
-        run = Run(engine, ordering="strict", onRouteChange="allow", ledger=str(self.folder))
-        run.feed(body=bodies(5), sharding_key=["k"] * 5)
-        engine.spans = [("a", 4), ("b", 6)]
-        run.feed(body=bodies(5, 5), sharding_key=["k"] * 5).finish()
-        assert run.summary.acked == 10
 
     def test_rows_without_a_key_are_refused(self):
         run = Run(StubEngine(), ordering="strict")
@@ -845,13 +814,6 @@ class TestMoves:
         assert any(queue.queue_id > 3 for queue in engine.stored)
         settings["onRouteChange"] = "fail"  # The query has the new queues now.
         Run(engine, **{**settings, "ordering": "strict"}).feed(body=[b"x"], sharding_key=["k"])
-
-    def test_strict_keys_stay(self):
-        engine = StubEngine()
-        engine.unavailable = {"a"}
-        keys = [f"k{i}" for i in range(40)]
-        Run(engine, ordering="strict").feed(body=bodies(40), sharding_key=keys).finish()
-        assert {q.broker_name for q in engine.stored} == {"a", "b"}
 
 
 class TestAbsentBrokers:

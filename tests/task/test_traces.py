@@ -10,7 +10,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.tracing import RequestTraces
-from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.trace import MessageType, PubTrace
 from tests.clusters import scripted_cluster
@@ -112,15 +111,3 @@ def test_as_many_requests_are_drawn_as_the_sample_says(cluster):
     sample.in_flight = 2
     ends = [Completion(token, Outcome.ACKED, None, None) for token in (sample, "a row's request")]
     assert [sample.take(end) for end in ends] == [True, False] and sample.in_flight == 1
-
-
-def test_rows_of_a_decided_epoch_are_half_messages_of_the_ledgers_group(cluster, tmp_path):
-    options = SinkOptions.parse(
-        nameServer=cluster.name_server, topic="t", ledger=str(tmp_path), delivery="transactional"
-    )
-    ctx = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach_batch")
-    run_task(options, ctx, {"body": [b"x"]}, check_group="own", emit=lambda batch: None)
-    [half] = [half for broker in cluster.brokers for half in broker.half_messages()]
-    assert half.properties["PGROUP"] == "own" and not cluster.messages("t")
-    mark = HalfMark.read(half.properties)
-    assert mark is not None and (mark.query_id, mark.epoch, mark.partition) == ("q", 3, 0)

@@ -1,7 +1,5 @@
 """The task body with the real engine over real sockets, and the real spool; no Spark."""
 
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
@@ -102,12 +100,6 @@ def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(cluster, pool,
     assert {r["reason"] for r in letters} == {"transport"}
 
 
-def test_without_a_ledger_they_fail_the_task(cluster, pool):
-    cluster.kill()
-    with pytest.raises(DeliveryError, match="no ledger"):
-        send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
-
-
 def send_to(address, ledger, pool):
     class Gone:
         name_server = address
@@ -126,15 +118,6 @@ def test_rows_that_may_be_stored_already_are_counted(
     send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
     (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
     assert (account["acked"], account["duplicates_possible"]) == (20, possible)
-
-
-def test_an_epoch_that_would_be_written_otherwise_is_not_sent_again(cluster, pool, tmp_path):
-    once = {"delivery": "effectively_once", "count": 10}
-    send(cluster, tmp_path, pool, **once)
-    send(cluster, tmp_path, pool, **once)
-    with pytest.raises(CheckpointError, match="body_format was column, is json_nulls, namespace"):
-        send(cluster, tmp_path, pool, bodyFormat="json_nulls", namespace="n", **once)
-    assert len(cluster.messages("t")) == 10
 
 
 def test_an_app_id_of_another_query_sends_nothing(cluster, pool, tmp_path):
