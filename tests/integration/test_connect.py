@@ -22,9 +22,10 @@ name_server, folder = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 options = {"nameServer": name_server, "topic": "t"}
-register(spark)
-rows = spark.range(10).selectExpr("concat('batch ', cast(id AS string)) AS body")
-rows.write.format("rocketmq").mode("append").options(**options).save()
+for kind in ("found", "registered"):
+    rows = spark.range(10).selectExpr(f"concat('{kind} ', cast(id AS string)) AS body")
+    rows.write.format("rocketmq").mode("append").options(**options).save()
+    register(spark)
 stream = spark.readStream.schema("body string").json(f"{folder}/in")
 for lane in ("source", "foreach"):
     writer = stream.selectExpr(f"concat('{lane} ', body) AS body").writeStream
@@ -44,4 +45,5 @@ def test_rows_from_a_connect_client(tmp_path):
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 4)
         run([sys.executable, "-c", CLIENT, cluster.name_server, str(tmp_path)])
-        assert bodies(cluster) == wanted("batch", "source stream", "foreach stream")
+        lanes = "source stream", "foreach stream"
+        assert bodies(cluster) == wanted("found", "registered", *lanes)

@@ -52,18 +52,6 @@ SCALA = (
     """.write.format("rocketmq").mode("append").option("nameServer", "{name_server}")"""
     """.option("topic", "t").save(); System.exit(0)\n"""
 )
-CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-
-name_server, folder = sys.argv[1:]
-spark = SparkSession.builder.remote("local[1]").getOrCreate()
-assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
-rows = spark.range(10).selectExpr("concat('connect ', cast(id AS string)) AS body")
-options = {"nameServer": name_server, "topic": "t"}
-rows.write.format("rocketmq").mode("append").options(**options).save()
-spark.stop()
-"""
 PIPELINE = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -144,14 +132,6 @@ def test_who_writes_without_python(cluster, kind, tmp_path):
         options += ["--driver-class-path", class_path.partition(os.pathsep)[0]]
     run([str(bin_folder / name), *options, *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL)
     assert bodies(cluster) == wanted(kind)
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_a_connect_client(cluster, rows_folder):
-    pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
-    run([sys.executable, "-c", CONNECT, cluster.name_server, str(rows_folder)])
-    assert bodies(cluster) == wanted("connect")
 
 
 @pytest.mark.slow

@@ -26,30 +26,23 @@ ROWS = 400
 
 
 CASES = {
-    "spool": ("foreach",),
-    "shared": ("foreach",),
-    "own": ("foreach", "write", "source_batch", "fold", "large_fold", "handed"),
-    "readonly": ("backfill",),
-}
+    "spool": ("foreach", "source_batch"), "shared": ("foreach", "source_batch"),
+    "own": (*EVERY, "fold", "large_fold", "handed"), "readonly": EVERY,
+}  # fmt: skip
 """The disks of `own_disks.py`, and the lanes that use their ledgers.
 
 `spool` is first, because each executor gets tasks only while no other job (such as a fold) runs.
 """
-ALL_CASES = {
-    "spool": ("foreach", "source_batch"), "shared": ("foreach", "source_batch"),
-    "own": (*EVERY, "fold", "large_fold", "handed"), "readonly": EVERY,
-}  # fmt: skip
 
 
 class Played(NamedTuple):
     folder: Path
     cluster: FakeCluster
-    cases: dict[str, tuple[str, ...]]
     found: dict[str, dict[str, Any]]
     """The result of each lane by disk."""
 
     def of(self, disk):
-        assert list(self.found[disk]) == list(self.cases[disk])
+        assert list(self.found[disk]) == list(CASES[disk])
         return self.found[disk]
 
     def stored(self, disk, lane):
@@ -59,24 +52,22 @@ class Played(NamedTuple):
         return view_rows(self.folder / disk / "ledger", "SELECT * FROM epochs")
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(CASES, id="few"), pytest.param(ALL_CASES, id="all")]
-)
-def played(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disks")
-    cases = [(disk, lane) for disk, lanes in request.param.items() for lane in lanes]
+    cases = [(disk, lane) for disk, lanes in CASES.items() for lane in lanes]
     with FakeCluster(brokers=1) as cluster:
         for disk, lane in cases:
             cluster.create_topic(f"{disk}-{lane}")
         words = [f"{disk}:{lane}" for disk, lane in cases]
         module = "tests.integration.own_disks"
         done = run_python("-m", module, cluster.name_server, folder, *words, timeout_s=1500)
-        found: dict[str, dict[str, Any]] = {disk: {} for disk in request.param}
+        found: dict[str, dict[str, Any]] = {disk: {} for disk in CASES}
         for line in done.stdout.splitlines():
             if line.startswith("{"):
                 result = json.loads(line)
                 found[result["disk"]][result["lane"]] = result
-        yield Played(folder, cluster, request.param, found)
+        yield Played(folder, cluster, found)
 
 
 def test_nothing_is_sent_by_tasks_that_see_another_folder(played):
