@@ -8,7 +8,7 @@ from typing import Any
 from rocket_sink import RocketSink, register
 from rocket_sink.ledger.path import LOG_FOLDER
 from tests.ledger.values import leave_to_spark
-from tests.spark import streams
+from tests.spark.streams import run
 
 
 @dataclass(frozen=True)
@@ -28,53 +28,55 @@ def read_stream(spark, source):
     return spark.readStream.schema(read(spark, source).schema).parquet(str(source))
 
 
-def _foreach(spark, source, checkpoint, options):
-    streams.run(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
-
-
-def _packs(spark, source, checkpoint, options):
-    streams.run(RocketSink(**options).stream(read_stream(spark, source)), checkpoint)
-
-
-def _foreach_batch(spark, source, checkpoint, options):
+def stream_writer(lane, frame, options):
+    """Return the writer by which this lane sends a stream."""
+    if lane == "source_stream":
+        register(frame.sparkSession)
+        return frame.writeStream.format("rocketmq").options(**_texts(options))
     sink = RocketSink(**options)
-    streams.run(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
+    if lane == "packs":
+        return sink.stream(frame)
+    if lane == "foreach_batch":
+        return frame.writeStream.foreachBatch(sink.write_batch)
+    return frame.writeStream.foreach(sink)
 
 
-def _write(spark, source, checkpoint, options):
-    RocketSink(**options).write(read(spark, source))
+def write(lane, frame, options):
+    """Send a batch by this lane."""
+    if lane == "source_batch":
+        register(frame.sparkSession)
+        frame.write.format("rocketmq").mode("append").options(**_texts(options)).save()
+    else:
+        RocketSink(**options).write(frame)
 
 
 def _texts(options):
     return {name: str(value) for name, value in options.items()}
 
 
-def _source_stream(spark, source, checkpoint, options):
-    register(spark)
-    writer = read_stream(spark, source).writeStream.format("rocketmq").options(**_texts(options))
-    streams.run(writer, checkpoint)
+def _lane(name, *, streams=True):
+    def send(spark, source, checkpoint, options):
+        if streams:
+            run(stream_writer(name, read_stream(spark, source), options), checkpoint)
+        else:
+            write(name, read(spark, source), options)
 
-
-def _source_batch(spark, source, checkpoint, options):
-    register(spark)
-    writer = read(spark, source).write.format("rocketmq").mode("append")
-    writer.options(**_texts(options)).save()
+    return Lane(name, send, streams)
 
 
 def _by_spark(lane):
     """Return the lane, with a ledger that only Spark's Delta may commit to."""
 
-    def run(spark, source, checkpoint, options):
+    def send(spark, source, checkpoint, options):
         if not Path(options["ledger"], LOG_FOLDER).exists():
             leave_to_spark(spark, options["ledger"])
         lane.run(spark, source, checkpoint, options)
 
-    return Lane(f"{lane.name} by Spark's Delta", run, lane.streams)
+    return Lane(f"{lane.name} by Spark's Delta", send, lane.streams)
 
 
 LANES = (
-    Lane("foreach", _foreach), Lane("foreach_batch", _foreach_batch),
-    Lane("write", _write, streams=False), Lane("source_stream", _source_stream),
-    Lane("source_batch", _source_batch, streams=False), Lane("packs", _packs),
+    _lane("foreach"), _lane("foreach_batch"), _lane("write", streams=False),
+    _lane("source_stream"), _lane("source_batch", streams=False), _lane("packs"),
 )  # fmt: skip
 BY_SPARK = tuple(map(_by_spark, LANES))

@@ -16,7 +16,6 @@ from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
 from tests.clusters import scripted_cluster
 
-from . import lanes
 from .lanes import BY_SPARK, LANES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
@@ -203,49 +202,6 @@ def test_a_source_is_not_turned_into_dead_letters_while_all_brokers_are_down(wor
     world.run()
     assert sorted(m.body for m in world.stored()) == [f"{i:06d}".encode() for i in range(30)]
     assert world.letters() == {}
-
-
-# The two lanes bring accounts by the spool and by a commit.
-@lanes_of("foreach", "write")
-def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world):
-    """Send all rows by the run after two attempts that sent some rows and failed upstream.
-
-    Spark's own raise_error makes the error: on Spark 4.2.0 a Python UDF in the stage of any foreach
-    writer hangs or crashes its worker.
-    """
-    from pyspark.sql import functions
-
-    def breaking(read_it):
-        broken = functions.expr("if(broken, raise_error('upstream broke'), body)")
-        return lambda spark, source: read_it(spark, source).withColumn("body", broken)
-
-    rows, good = flights(3000), pa.array([False] * 3000)
-    bad = pa.array([number == 2500 for number in range(3000)])
-    (world.folder / "source").mkdir()
-    file = world.folder / "source" / "rows.parquet"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "read", breaking(lanes.read))
-        patch.setattr(lanes, "read_stream", breaking(lanes.read_stream))
-        pq.write_table(rows.append_column("broken", bad), file)
-        with pytest.raises(Exception, match="upstream broke"):
-            world.run(requestMaxMessages=250)
-        if world.ledger.exists(world.spark):
-            world.ledger.sync(world.spark)
-            assert not [e for e in world.epochs() if e.confirmed]
-        pq.write_table(rows.append_column("broken", good), file)
-        world.run(requestMaxMessages=250)
-    assert len({m.body for m in world.stored()}) == 3000
-    done = [e for e in world.epochs() if e.acked == 3000]
-    assert len(done) == 1 and done[0].adds_up and done[0].rows_in == 3000
-
-
-def test_a_missing_column_is_an_error_that_names_it(world, caplog):
-    """The driver ends a foreach query, and says why in its log: Spark's error cannot."""
-    world.put(flights(5).drop_columns(["body"]))
-    with pytest.raises(Exception) as error:
-        world.run()
-    assert "no column 'body'" in f"{error.value}\n{caplog.text}"
-    assert not world.stored()
 
 
 @pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)

@@ -1,6 +1,5 @@
-"""Effectively once on a real cluster: epochs that Spark runs again, in each lane."""
+"""Effectively once: batch writes that died or failed, and their next runs."""
 
-import uuid
 from collections import Counter
 
 import pyarrow as pa
@@ -9,23 +8,24 @@ import pytest
 
 from rocket_sink import Ledger
 from rocket_sink.spark import foreach_batch
-from tests.clusters import make_topic, read_topic
+from tests.clusters import scripted_cluster
 from tests.ledger.views import view_rows
 
 from .lanes import LANES
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 ROWS = 3000
 
 
+cluster = scripted_cluster(t=4)
+
+
 class World:
-    """A query with its source, checkpoint, ledger and topic."""
+    """Writes of a source of rows, with their ledger and topic."""
 
     def __init__(self, spark, cluster, folder, lane):
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
-        self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        make_topic(cluster, self.topic)
         self.ledger = Ledger(str(folder / "ledger"))
         (folder / "source").mkdir()
         # The source has each body twice, because equal rows are separate messages.
@@ -36,14 +36,14 @@ class World:
 
     def run(self, **options):
         settings = {
-            "nameServer": self.cluster.name_server, "topic": self.topic,
+            "nameServer": self.cluster.name_server, "topic": "t",
             "ledger": str(self.folder / "ledger"), "delivery": "effectively_once", **options,
         }  # fmt: skip
         self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", settings)
 
     def check_copies(self, copies):
         """Check that each row is stored so many times, each time under another id."""
-        stored = list(read_topic(self.cluster.name_server, self.topic))
+        stored = self.cluster.messages("t")
         expected = Counter({body: copies * count for body, count in self.expected.items()})
         assert Counter(message.body for message in stored) == expected
         assert len({message.message_id for message in stored}) == copies * ROWS

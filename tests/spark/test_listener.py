@@ -14,6 +14,7 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
+from tests.integration.lanes import stream_writer
 from tests.producer.waiting import until
 from tests.python import run_python
 from tests.spark.streams import ONE, run, stream_of
@@ -63,18 +64,13 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text
 
 
-@pytest.mark.parametrize("lane", ["foreach", "datasource"])
+@pytest.mark.parametrize("lane", ["foreach", "source_stream"])
 def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
     spark, cluster, tmp_path, caplog, lane
 ):
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
     options = {"nameServer": cluster.name_server, "topic": "flights"}
-    if lane == "foreach":
-        writer = rows.writeStream.foreach(RocketSink(**options))
-    else:
-        register(spark)
-        writer = rows.writeStream.format("rocketmq").options(**options)
-    writer = writer.option("checkpointLocation", str(tmp_path))
+    writer = stream_writer(lane, rows, options).option("checkpointLocation", str(tmp_path))
     query = writer.trigger(continuous="1 second").start()
     with pytest.raises(StreamingQueryException):
         query.awaitTermination(DEADLINE_S)

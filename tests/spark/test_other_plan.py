@@ -14,12 +14,13 @@ from pyspark import TaskContext
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark import foreach_batch, session_checks
 from tests.clusters import scripted_cluster
+from tests.integration.lanes import stream_writer, write
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 ROWS = 200
-STREAMS = ["foreachBatch", "foreach", "source"]
+STREAMS = ["foreach_batch", "foreach", "source_stream"]
 
 
 class World:
@@ -45,7 +46,7 @@ class World:
             "nameServer": self.cluster.name_server, "topic": "t", "gatherMaxDelayMs": "0",
             "ledger": str(self.folder / "ledger"), "delivery": self.delivery,
         }  # fmt: skip
-        is_stream = self.lane in (*STREAMS, "stream")
+        is_stream = self.lane in (*STREAMS, "packs")
         reader = self.spark.readStream if is_stream else self.spark.read
         rows = reader.schema("n STRING").json(str(self.folder / "in")).repartition(partitions)
         rows = rows.selectExpr(body)
@@ -65,20 +66,10 @@ class World:
         rows = rows.mapInArrow(fail, "body STRING")
         if self.lane.startswith("source"):
             register(self.spark, ledger=options["ledger"])
-        if self.lane == "source_batch":
-            rows.write.format("rocketmq").mode("append").options(**options).save()
-        elif self.lane == "write":
-            RocketSink(**options).write(rows)
+        if is_stream:
+            run(stream_writer(self.lane, rows, options), self.folder / "checkpoint")
         else:
-            sink = RocketSink(**options)
-            writer = sink.stream(rows) if self.lane == "stream" else rows.writeStream
-            if self.lane == "foreachBatch":
-                writer = writer.foreachBatch(sink.write_batch)
-            elif self.lane == "foreach":
-                writer = writer.foreach(sink)
-            elif self.lane == "source":
-                writer = writer.format("rocketmq").options(**options)
-            run(writer, self.folder / "checkpoint")
+            write(self.lane, rows, options)
 
     def fail(self, partitions, body="n AS body"):
         sent = len(self.cluster.messages("t"))
@@ -119,7 +110,7 @@ def world(spark, cluster, tmp_path, lane):
 @pytest.mark.parametrize(
     ("lane", "before", "after"),
     [
-        ("foreachBatch", 8, 2), ("foreach", 2, 6), ("source", 2, 6), ("write", 2, 6),
+        ("foreach_batch", 8, 2), ("foreach", 2, 6), ("source_stream", 2, 6), ("write", 2, 6),
         *((lane, 4, 4) for lane in (*STREAMS, "write")),
     ],
 )  # fmt: skip
@@ -133,7 +124,7 @@ def test_a_replay_with_other_partitions_counts_its_doubles(world, before, after)
 
 
 @pytest.mark.parametrize(
-    ("lane", "is_restored"), [("foreachBatch", True), ("foreachBatch", False), ("foreach", True)]
+    ("lane", "is_restored"), [("foreach_batch", True), ("foreach_batch", False), ("foreach", True)]
 )
 def test_a_ledger_from_a_backup_counts_doubles_of_the_pending_epoch(world, is_restored):
     world.run(2)
@@ -164,8 +155,9 @@ def test_a_replay_with_the_time_in_a_batch_counts_its_doubles(world):
 @pytest.mark.parametrize(
     ("lane", "delivery"),
     [
-        ("foreachBatch", "at_least_once"), ("foreachBatch", "effectively_once"),
-        ("foreach", "effectively_once"), ("source", "at_least_once"), ("stream", "at_least_once"),
+        ("foreach_batch", "at_least_once"), ("foreach_batch", "effectively_once"),
+        ("foreach", "effectively_once"), ("source_stream", "at_least_once"),
+        ("packs", "at_least_once"),
     ],
 )  # fmt: skip
 def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(world, delivery):

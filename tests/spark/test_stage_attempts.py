@@ -9,6 +9,7 @@ import pytest
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
+from tests.integration.lanes import stream_writer, write
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
 
@@ -64,7 +65,7 @@ def test_rows_of_a_stage_that_ran_again_are_counted(spark, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-@pytest.mark.parametrize("lane", ["foreach", "source", "source_batch"])
+@pytest.mark.parametrize("lane", ["foreach", "source_stream", "source_batch"])
 def test_rows_that_tasks_hand_over_are_counted_too(spark, tmp_path, lane, is_lost):
     """A failed task takes its ledger rows with it, so only the stage tells of its sends."""
     folder, rows = tmp_path / "in", spark.range(0, ROWS, 1, 2).selectExpr("cast(id AS string) body")
@@ -76,16 +77,11 @@ def test_rows_that_tasks_hand_over_are_counted_too(spark, tmp_path, lane, is_los
         options["ledgerVia"] = "spark"
         register(spark, ledger=ledger.path)
         if lane == "source_batch":
-            frame = shuffled(spark, rows, tmp_path, is_lost=is_lost)
-            frame.write.format("rocketmq").mode("append").options(**options).save()
+            write(lane, shuffled(spark, rows, tmp_path, is_lost=is_lost), options)
         else:
             stream = spark.readStream.schema("body STRING").parquet(str(folder))
-            writer = shuffled(spark, stream, tmp_path, is_lost=is_lost).writeStream
-            if lane == "foreach":
-                writer = writer.foreach(RocketSink(**options))
-            else:
-                writer = writer.format("rocketmq").options(**options)
-            run(writer, tmp_path / "ck")
+            frame = shuffled(spark, stream, tmp_path, is_lost=is_lost)
+            run(stream_writer(lane, frame, options), tmp_path / "ck")
     ledger.sync(spark)
     # A batch by the data source runs in a process that cannot ask Spark, so its rows may be any.
     doubled = ROWS if is_lost or lane == "source_batch" else 0

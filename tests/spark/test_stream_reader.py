@@ -12,7 +12,6 @@ from rocket_sink import errors
 from rocket_sink.errors import ConfigurationError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.spark.datasource import register
 from rocket_sink.spark.reading import stream as module
 from rocket_sink.spark.reading.batch import queue_name
 from rocket_sink.spark.reading.options import ReadOptions
@@ -21,7 +20,6 @@ from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
-from tests.spark.streams import run
 from tests.spark.two_brokers import TOPIC, fill
 
 cluster = scripted_cluster(t=2)
@@ -355,23 +353,3 @@ def test_a_queue_that_brokers_do_not_give_any_more(cluster):
 def test_options_of_the_other_kind_of_read_are_refused(option, is_stream, text):
     with pytest.raises(errors.OptionError, match=text):
         ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC, option: "5"}, is_stream=is_stream)
-
-
-@pytest.mark.spark
-def test_a_query_reads_each_message_once_over_its_restarts(spark, cluster, tmp_path):
-    register(spark)
-    options = {
-        "nameServer": cluster.name_server, "topic": TOPIC, "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": "4",
-    }  # fmt: skip
-    for count in (5, 0, 7):
-        fill(cluster, count)
-        rows = spark.readStream.format("rocketmq").options(**options).load()
-        files = rows.select("queue_offset", "body").writeStream.format("parquet")
-        query = run(files.option("path", str(tmp_path / "out")), tmp_path / "c")
-        assert query.exception() is None
-    rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert sorted(row.queue_offset for row in rows) == [*range(12)]
-    progress = query.recentProgress[0]
-    assert progress["numInputRows"] <= 4
-    assert json.loads(progress["sources"][0]["latestOffset"])[TOPIC]["broker-a:0"] == 12

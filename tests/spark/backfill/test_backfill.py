@@ -1,12 +1,9 @@
 """The driver side of a backfill: letters, tables, filters, tries, parking; a scripted cluster."""
 
-import contextlib
 import datetime as dt
-import io
 import json
 import os
 import shutil
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +27,6 @@ from rocket_sink.spark.backfill.parking import park, unpark
 from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
 from rocket_sink.testing import Answer, FakeCluster
-from tests.run_command import run_command
 from tests.spark.settings import setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -299,30 +295,6 @@ class TestDeadLetters:
         other.seal()
         with desk.backfill() as work:
             work.plan()
-
-    def test_a_command_beside_another_gives_up_or_waits(self, desk):
-        desk.write_letters(1)
-        command = ("backfill", "-l", desk.options.ledger, "-n", desk.cluster.name_server)
-        output, over = io.StringIO(), threading.Event()
-
-        def leave_once_waited_for():
-            while "waits for another backfill" not in output.getvalue() and not over.wait(0.01):
-                pass
-            first.__exit__(None, None, None)
-
-        with contextlib.ExitStack() as stack:
-            first = desk.backfill()
-            first.__enter__()
-            refused = run_command(*command, "--no-wait", spark=desk.spark)
-            leaver = threading.Thread(target=leave_once_waited_for)
-            leaver.start()
-            stack.callback(leaver.join)
-            stack.callback(over.set)
-            done = run_command(*command, spark=desk.spark, err=output)
-        assert refused.code == 1
-        assert "at work" in refused.err and f"process {os.getpid()}" in refused.err
-        assert done.code == 0, output.getvalue()
-        assert output.getvalue().count("waits for another backfill") == 1
 
 
 class TestTables:
