@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pyarrow as pa
 import pytest
@@ -182,29 +183,14 @@ def test_losses_are_those_of_known_runs(caplog, runs):
 # --- the task's context ------------------------------------------------------------------------
 
 
-class Task:
-    """A task of Spark with local properties."""
-
-    def __init__(self, **properties: str) -> None:
-        self.properties = properties
-
-    def getLocalProperty(self, name):
-        return self.properties.get(name)
-
-    def partitionId(self):
-        return 3
-
-    def stageId(self):
-        return 4
-
-    def taskAttemptId(self):
-        return 5
-
-    def attemptNumber(self):
-        return 6
-
-
 QUERY = {context.QUERY_ID: "query", context.RUN_ID: "run", context.BATCH_ID: "8"}
+
+
+def task_of(properties):
+    """Return a task of Spark with these local properties."""
+    numbers = {"partitionId": 3, "stageId": 4, "taskAttemptId": 5, "attemptNumber": 6}
+    methods = {name: Mock(return_value=number) for name, number in numbers.items()}
+    return SimpleNamespace(getLocalProperty=properties.get, **methods)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +204,7 @@ QUERY = {context.QUERY_ID: "query", context.RUN_ID: "run", context.BATCH_ID: "8"
     ],
 )  # fmt: skip
 def test_the_context_of_a_task_and_of_the_driver(monkeypatch, task, options, more, ids):
-    now = None if task is None else Task(**task)
+    now = None if task is None else task_of(task)
     monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: now))
     run = context.run_context(SinkOptions.parse(options), "lane", partition=9, **more)
     assert (run.query_id, run.run_id, run.epoch, run.lane) == (*ids, "lane")
@@ -232,8 +218,7 @@ def test_the_context_of_a_task_and_of_the_driver(monkeypatch, task, options, mor
 def test_ids_depend_on_settings_and_not_on_a_clusters_address(monkeypatch, master, kept):
     settings = {"spark.master": master, "spark.sql.session.timeZone": "UTC"}
     settings |= {context.PENDING: "7", context.UNRECORDED: "6", context.PLAN: "digest"}
-    task = Task(**settings)
-    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: task))
+    monkeypatch.setattr(TaskContext, "get", Mock(return_value=task_of(settings)))
     facts = context.id_settings({"the partitions": "4"})
     assert (facts.planned_by["spark.master"], facts.planned_by[context.PLAN]) == (kept, "digest")
     assert facts.planned_by["the partitions"] == "4" and facts.planned_by["spark.cores.max"] == ""
@@ -297,17 +282,6 @@ def test_stages_that_ran_again_are_known_by_their_attempt(monkeypatch, jobs, sta
 # --- plans -------------------------------------------------------------------------------------
 
 
-class Conf:
-    def __init__(self) -> None:
-        self.longest, self.history = 25, list[Any]()
-
-    def maxToStringFields(self):
-        return self.longest
-
-    def setConfString(self, name, value):
-        self.history.append((name, value))
-
-
 @pytest.mark.parametrize(
     ("text", "other", "is_same"),
     [
@@ -321,13 +295,13 @@ class Conf:
     ],
 )  # fmt: skip
 def test_the_digest_of_a_plan_leaves_out_its_numbers(text, other, is_same):
-    conf = Conf()
-    digests = [
-        plans.plan_digest(SimpleNamespace(conf=lambda: conf, toString=lambda t=t: t))  # type: ignore[misc]
-        for t in (text, other)
-    ]
+    plan = Mock(**{"toString.side_effect": [text, other]})
+    conf = plan.conf.return_value
+    conf.maxToStringFields.return_value = 25
+    digests = [plans.plan_digest(plan) for _ in range(2)]
     assert (digests[0] == digests[1]) is is_same and len(digests[0]) == 12
-    assert conf.history == [(plans._LONGEST_LIST, value) for value in ("2147483647", "25")] * 2
+    sizes = [call(plans._LONGEST_LIST, value) for value in ("2147483647", "25")]
+    assert conf.setConfString.call_args_list == 2 * sizes
 
 
 def leaf(kind: str, **methods: Any) -> Any:
@@ -518,27 +492,17 @@ def test_tasks_learn_of_the_pending_epoch(monkeypatch, begun, ended, is_late, pe
 def test_name_servers_that_may_be_starting_are_asked_again(
     monkeypatch, failures, pauses, is_error, kind
 ):
-    asked, slept = [], list[float]()
-
-    class Admin:
-        def __init__(self, options, timeout_s):
-            asked.append(timeout_s)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *failure):
-            pass
-
-        def check_name_servers(self):
-            if len(asked) <= failures:
-                raise kind("no answer")
-            return "a warning"
-
-    monkeypatch.setattr(admins, "Admin", Admin)
-    monkeypatch.setattr(time, "sleep", slept.append)
-    answer = session_checks.name_server_answer(SinkOptions())
-    assert (slept, set(asked)) == (pauses, {2.0})
+    slept = Mock()
+    answers = [*[kind("no answer")] * failures, "a warning"]
+    made = MagicMock(
+        **{"return_value.__enter__.return_value.check_name_servers.side_effect": answers}
+    )
+    monkeypatch.setattr(admins, "Admin", made)
+    monkeypatch.setattr(time, "sleep", slept)
+    options = SinkOptions()
+    answer = session_checks.name_server_answer(options)
+    assert slept.call_args_list == [call(pause_s) for pause_s in pauses]
+    assert made.call_args_list == [call(options, timeout_s=2.0)] * min(failures + 1, 3)
     assert type(answer) is kind if is_error else answer == "a warning"
 
 
@@ -564,36 +528,22 @@ def test_rights_are_asked_for_once_a_minute(
     if age_s is not None:
         stamp.touch()
         os.utime(stamp, (time.time() - age_s,) * 2)
-    asked = []
-
-    class Admin:
-        def __init__(self, options, timeout_s):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *failure):
-            pass
-
-        def proxy(self):
-            return proxy if ":" in proxy else ""
-
-        def query_by_unique_key(self, *args, max_messages):
-            asked.append((*args, max_messages))
-            if proxy == "refuse":
-                raise errors.PermissionDeniedError("no right", response_code=16)
-            if proxy == "down":
-                raise errors.ConnectError("refused")
-
-    monkeypatch.setattr(admins, "Admin", Admin)
+    refusals = {
+        "refuse": errors.PermissionDeniedError("no right", response_code=16),
+        "down": errors.ConnectError("refused"),
+    }
+    made = MagicMock()
+    admin = made.return_value.__enter__.return_value
+    admin.proxy.return_value = proxy if ":" in proxy else ""
+    admin.query_by_unique_key.side_effect = refusals.get(proxy)
+    monkeypatch.setattr(admins, "Admin", made)
     caplog.set_level("INFO")
     if refused:
         with pytest.raises(errors.ConfigurationError, match=r"no right|prox"):
             session_checks.check_rights(parsed)
     else:
         session_checks.check_rights(parsed)
-    assert asked == [("t", "-", 1)] * asks
+    assert admin.query_by_unique_key.call_args_list == [call("t", "-", max_messages=1)] * asks
     assert ("cannot tell whether" in caplog.text) is (proxy == "down")
     is_asked = delivery != "at_least_once" and not refused
     assert stamp.exists() is is_asked

@@ -12,19 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import (
-    AuthenticationError,
-    BatchTooLargeError,
-    BrokerBusyError,
-    BrokerError,
-    ConnectError,
-    DeliveryError,
-    MessageIllegalError,
-    NoRouteError,
-    Outcome,
-    PermissionDeniedError,
-    RequestTimeoutError,
-)
+from rocket_sink import errors
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.message import MessageQueue
@@ -204,7 +192,7 @@ class TestSends:
     def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self):
         def judge(request, queue):
             is_bad = any(message.body == b"00003" for message in request.token.messages())
-            return MessageIllegalError("poison") if is_bad else None
+            return errors.MessageIllegalError("poison") if is_bad else None
 
         engine = StubEngine(judge)
         names = ["a", "b", "a", "a", "b", "a"]
@@ -256,13 +244,13 @@ class TestSends:
 
     @pytest.mark.parametrize(("retention", "body"), [("body=0", None), ("body=1d", b"a")])
     def test_a_ledger_without_bodies_has_digests(self, retention, body):
-        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        engine = StubEngine(lambda request, queue: errors.MessageIllegalError("no"))
         (letter,) = Run(engine, ledgerRetention=retention).feed(body=[b"a"]).finish().letters
         assert letter["body"] == body and (letter["body_sha256"] is None) == (body is not None)
 
     def test_dead_letters_of_compressed_batches_have_their_bodies(self):
         data = [b"a" * 9000, b"b" * 9000]
-        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        engine = StubEngine(lambda request, queue: errors.MessageIllegalError("no"))
         run = Run(engine, compressType="zlib-all").feed(body=data).finish()
         assert sorted(letter["body"] for letter in run.letters) == data
         # Each was tried by itself, as a single message, after the batch.
@@ -290,7 +278,7 @@ class TestSends:
         remark = "validate failed, the expected type is FIFO, but actual type is NORMAL"
 
         def judge(request, queue):
-            return MessageIllegalError(remark) if request.batch else None
+            return errors.MessageIllegalError(remark) if request.batch else None
 
         run = Run(StubEngine(judge), ordering=ordering)
         for start in (0, rows):
@@ -363,7 +351,7 @@ class TestRefusedRows:
 
     @pytest.mark.parametrize(("option", "value"), [("onInvalid", "fail"), ("ledger", "")])
     def test_a_refused_row_may_fail_the_task(self, option, value):
-        with pytest.raises(DeliveryError, match=option):
+        with pytest.raises(errors.DeliveryError, match=option):
             Run(StubEngine(), **{option: value}).feed(body=[b"a", None])
 
     def test_an_unknown_topic_of_a_row_is_that_rows_trouble(self):
@@ -376,7 +364,7 @@ class TestRefusedRows:
         engine = StubEngine()
         engine.unknown_topics = {"t"}
         run = Run(engine).feed(body=[b""])  # No row needs a route.
-        with pytest.raises(NoRouteError):
+        with pytest.raises(errors.NoRouteError):
             run.feed(body=bodies(3))
         run.body.abort()
         assert [row["error_code"] for row in run.kind("send")] == ["NO_ROUTE"]
@@ -387,7 +375,7 @@ class TestFailures:
         engine = StubEngine()
         bad = home(engine, "k1")
         engine.judge = lambda request, queue: (
-            ConnectError("refused", broker_name="x") if request.token.queue == bad else None
+            errors.ConnectError("refused", broker_name="x") if request.token.queue == bad else None
         )
         keys = [f"k{i % 40}" for i in range(200)]
         run = Run(engine).feed(body=bodies(200), sharding_key=keys, tags=["T"] * 200).finish()
@@ -409,7 +397,7 @@ class TestFailures:
         row = {"body": b"x", "tags": "T", "keys": ["k1", "k2"], "message_id": "mine", "flag": 7}
         row |= {"properties": [("colour", "red")], **special}
         columns = {name: pa.array([value], COLUMN_TYPES.get(name)) for name, value in row.items()}
-        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        engine = StubEngine(lambda request, queue: errors.MessageIllegalError("no"))
         (letter,) = Run(engine).feed(**columns).finish().letters
         expected = {"wait_store": True, "last_broker_name": row.get("broker_name"), **row}
         names = {*expected, *COLUMN_TYPES}
@@ -417,7 +405,9 @@ class TestFailures:
 
     def test_unknown_is_its_own_account(self):
         run = (
-            Run(StubEngine(lambda r, q: RequestTimeoutError("late"))).feed(body=bodies(5)).finish()
+            Run(StubEngine(lambda r, q: errors.RequestTimeoutError("late")))
+            .feed(body=bodies(5))
+            .finish()
         )
         assert (run.summary.unknown, run.summary.dead, run.summary.acked) == (5, 0, 0)
         assert {row["reason"] for row in run.letters} == {"unknown"}
@@ -428,7 +418,11 @@ class TestFailures:
 
         def judge(request, queue):
             is_batch = request.token.message_count > 1
-            return BrokerError("java.io.IOException") if is_batch else ConnectError("refused")
+            return (
+                errors.BrokerError("java.io.IOException")
+                if is_batch
+                else errors.ConnectError("refused")
+            )
 
         run = Run(StubEngine(judge)).feed(body=bodies(5)).finish()
         assert len(run.engine.requests) == 6
@@ -439,7 +433,7 @@ class TestFailures:
     def test_a_poison_row_does_not_take_its_batch_along(self):
         def judge(request, queue):
             is_poison = any(m.body == b"00007" for m in request.token.messages())
-            return MessageIllegalError("too big for this broker") if is_poison else None
+            return errors.MessageIllegalError("too big for this broker") if is_poison else None
 
         run = Run(StubEngine(judge)).feed(body=bodies(20)).finish()
         assert run.codes() == {b"00007": "MESSAGE_ILLEGAL"}
@@ -448,8 +442,8 @@ class TestFailures:
         assert len(run.engine.requests) == 21
 
     def test_wrong_credentials_end_the_task_at_once(self):
-        run = Run(StubEngine(lambda r, q: AuthenticationError("no such user")))
-        with pytest.raises(AuthenticationError):
+        run = Run(StubEngine(lambda r, q: errors.AuthenticationError("no such user")))
+        with pytest.raises(errors.AuthenticationError):
             run.feed(body=bodies(5)).finish()
         assert not run.letters
 
@@ -459,7 +453,7 @@ class TestFailures:
         (tmp_path / "password").write_text("canary-password\n")
         echo = "refused canary-access with canary-secret and canary-password"
         run = Run(
-            StubEngine(lambda r, q: MessageIllegalError(echo)),
+            StubEngine(lambda r, q: errors.MessageIllegalError(echo)),
             accessKey="env:THE_KEY",
             secretKey=f"file:{tmp_path / 'secret'}",
             tlsKeyPassword=f"file:{tmp_path / 'password'}",
@@ -477,8 +471,8 @@ class TestFailures:
         ],
     )
     def test_error_budgets(self, options, text):
-        run = Run(StubEngine(lambda r, q: BrokerBusyError("busy")), **options)
-        with pytest.raises(DeliveryError, match=text) as caught:
+        run = Run(StubEngine(lambda r, q: errors.BrokerBusyError("busy")), **options)
+        with pytest.raises(errors.DeliveryError, match=text) as caught:
             run.feed(body=bodies(5)).finish()
         zeros = dict.fromkeys(("acked", "degraded", "unknown", "filtered"), 0)
         counts = {"rows_in": 5, "dead": 5, **zeros}
@@ -492,10 +486,10 @@ class TestFailures:
         assert run.summary.dead == 29
 
     def test_degraded_is_counted_and_can_fail(self):
-        engine = StubEngine(lambda r, q: Outcome.ACKED_DEGRADED)
+        engine = StubEngine(lambda r, q: errors.Outcome.ACKED_DEGRADED)
         run = Run(engine).feed(body=bodies(5)).finish()
         assert (run.summary.degraded, run.summary.acked) == (5, 0)
-        with pytest.raises(DeliveryError, match="onDegraded"):
+        with pytest.raises(errors.DeliveryError, match="onDegraded"):
             Run(engine, onDegraded="fail").feed(body=bodies(5)).finish()
 
     def test_a_row_that_is_lost_on_the_way_fails_the_task(self):
@@ -503,7 +497,7 @@ class TestFailures:
         engine = StubEngine()
         run = Run(engine).feed(body=bodies(5))
         run.summary.acked -= 1
-        with pytest.raises(DeliveryError, match="accounted for"):
+        with pytest.raises(errors.DeliveryError, match="accounted for"):
             run.finish()
 
     def test_abort_records_what_was_sent_and_judges_nothing(self):
@@ -552,7 +546,7 @@ class TestOrder:
 
         def judge(request, queue):
             is_poison = any(m.body == b"00002" for m in request.token.messages())
-            return MessageIllegalError("poison") if is_poison else None
+            return errors.MessageIllegalError("poison") if is_poison else None
 
         engine.judge = judge
         run = Run(engine, ordering=ordering)
@@ -591,17 +585,19 @@ class TestOrder:
 
     def test_new_rows_do_not_join_the_rest_of_a_refused_batch(self, ordering):
         """The rest of the batch waits again while a poison row's key is held."""
-        ends = iter([BatchTooLargeError("big"), *[MessageIllegalError("poison")] * 2, None])
-        engine = StubEngine(lambda request, queue: next(ends, ConnectError("down")))
+        answers = iter(
+            [errors.BatchTooLargeError("big"), *[errors.MessageIllegalError("poison")] * 2, None]
+        )
+        engine = StubEngine(lambda request, queue: next(answers, errors.ConnectError("down")))
         other = key_on(engine, home(engine, "k1"), but="k1")
         run = Run(engine, lambda: 5.0, ordering=ordering)
         run.feed(body=bodies(4), sharding_key=["k1", *[other] * 3])
         while not run.letters:
             run.body.drive()
         run.feed(body=bodies(2, 4), sharding_key=[other] * 2).finish()
-        errors = [(row["first_error_code"], row["attempts"]) for row in run.letters]
+        ends_of_rows = [(row["first_error_code"], row["attempts"]) for row in run.letters]
         parts = [("BATCH_TOO_LARGE", attempts) for attempts in (3, 2, 2)]
-        assert errors == [*parts, *[("HELD_BACK", 0)] * 2]
+        assert ends_of_rows == [*parts, *[("HELD_BACK", 0)] * 2]
         waits_ms = {row["queue_wait_ms"] for row in run.kind("send")}
         assert waits_ms == {0.1}, "the clock stands still"
 
@@ -636,7 +632,7 @@ class TestStrict:
     def test_a_key_never_moves_and_its_queue_is_closed_after_one_wait(self):
         engine = StubEngine()
         queue = home(engine, "k1")
-        engine.judge = lambda r, q: ConnectError("down") if q == queue else None
+        engine.judge = lambda r, q: errors.ConnectError("down") if q == queue else None
         run = Run(engine, ordering="strict", requestMaxMessages=2)
         other = key_on(engine, queue, but="k1")
         for batch in range(3):
@@ -690,7 +686,7 @@ class TestStrict:
         run = Run(engine, ordering="strict", ledger=str(tmp_path))
         run.feed(body=bodies(40), sharding_key=keys)
         engine.spans = [("a", 4)]
-        engine.judge = lambda r, q: ConnectError("gone") if q.broker_name == "b" else None
+        engine.judge = lambda r, q: errors.ConnectError("gone") if q.broker_name == "b" else None
         run.feed(body=bodies(40, 40), sharding_key=keys).finish()
         later = Run(engine, ordering="strict", ledger=str(tmp_path))
         later.feed(body=bodies(40, 80), sharding_key=keys).finish()
@@ -705,9 +701,9 @@ class TestStrict:
         run = Run(engine, ordering="strict", ledger=str(tmp_path))
         run.feed(body=bodies(5), sharding_key=["k"] * 5)
         engine.spans = spans
-        with pytest.raises(DeliveryError, match="onRouteChange"):
+        with pytest.raises(errors.DeliveryError, match="onRouteChange"):
             run.feed(body=bodies(5), sharding_key=["k"] * 5)
-        with pytest.raises(DeliveryError, match="onRouteChange"):
+        with pytest.raises(errors.DeliveryError, match="onRouteChange"):
             Run(engine, ordering="strict", ledger=str(tmp_path)).feed(
                 body=bodies(5), sharding_key=["k"] * 5
             )
@@ -724,11 +720,11 @@ class TestAllBrokersDown:
     @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
     def test_the_task_fails(self, ordering):
         engine = StubEngine()
-        engine.judge = lambda r, q: ConnectError("refused")
+        engine.judge = lambda r, q: errors.ConnectError("refused")
         keys = [f"k{i}" for i in range(40)] * 2
         run = Run(engine, ordering=ordering).feed(body=bodies(80), sharding_key=keys)
         with pytest.raises(
-            DeliveryError, match=r"no broker took any of 80 rows.*\(a, b\).*refused"
+            errors.DeliveryError, match=r"no broker took any of 80 rows.*\(a, b\).*refused"
         ):
             run.finish()
 
@@ -741,7 +737,7 @@ class TestAllBrokersDown:
     )
     def test_rows_that_are_bound_to_one_broker_say_nothing_of_the_other(self, ordering, columns):
         engine = StubEngine()
-        engine.judge = lambda r, q: ConnectError("refused")
+        engine.judge = lambda r, q: errors.ConnectError("refused")
         run = Run(engine, ordering=ordering).feed(body=bodies(2), **columns).finish()
         assert run.summary.dead == 2
 
@@ -749,15 +745,19 @@ class TestAllBrokersDown:
         ("other", "dead"),
         [
             (None, 8),
-            (Outcome.ACKED_DEGRADED, 8),
-            (MessageIllegalError("poison", response_code=13, remark=""), 9),
-            (PermissionDeniedError("closed", response_code=16, remark=""), 9),
-            (RequestTimeoutError("late"), 9),
+            (errors.Outcome.ACKED_DEGRADED, 8),
+            (errors.MessageIllegalError("poison", response_code=13, remark=""), 9),
+            (errors.PermissionDeniedError("closed", response_code=16, remark=""), 9),
+            (errors.RequestTimeoutError("late"), 9),
         ],
     )
     def test_beside_a_row_of_another_fate_the_rows_are_dead_letters(self, other, dead):
         # A time-out says only that one broker is slow, so here all rows have it.
-        rest = other if isinstance(other, RequestTimeoutError) else ConnectError("refused")
+        rest = (
+            other
+            if isinstance(other, errors.RequestTimeoutError)
+            else errors.ConnectError("refused")
+        )
         engine = StubEngine(lambda r, q: other if r.token.number == 2 else rest)
         run = Run(engine, requestMaxMessages=1).feed(body=bodies(9)).finish()
         assert run.summary.given_up == dead
@@ -802,7 +802,7 @@ class TestMoves:
         assert later.summary.moved_keys == 0
         (warning,) = [record.getMessage() for record in caplog.records]
         assert "a has 8 queues, not 4" in warning and "onRouteChange=allow" in warning
-        with pytest.raises(DeliveryError, match="shardingHash is rendezvous, not java"):
+        with pytest.raises(errors.DeliveryError, match="shardingHash is rendezvous, not java"):
             Run(engine, **settings, shardingHash="rendezvous").feed(body=[b"x"], sharding_key=["k"])
 
     def test_and_move_where_the_user_allows_it(self, tmp_path):
@@ -847,14 +847,14 @@ class TestAbsentBrokers:
 
     def test_a_silent_broker_may_be_frozen_so_it_keeps_its_time(self):
         engine = StubEngine()
-        engine.judge = lambda r, q: RequestTimeoutError("late")
+        engine.judge = lambda r, q: errors.RequestTimeoutError("late")
         for _ in range(2):
             run = Run(engine, ordering="strict").feed(body=bodies(1), sharding_key=["k"])
             assert run.finish().summary.unknown == 1
         assert [request.timeout_s for request in engine.requests] == [60.0] * 2
 
     def _judge(self, request, queue):
-        return None if self.is_up or queue.broker_name == "b" else ConnectError("refused")
+        return None if self.is_up or queue.broker_name == "b" else errors.ConnectError("refused")
 
 
 class TestDelaysInOrder:
@@ -883,12 +883,12 @@ class TestDelaysInOrder:
     def test_they_hold_nobody_and_nobody_holds_them(self):
         engine = StubEngine()
         delays = pa.array([3, None, None, 3], pa.int64())
-        engine.judge = lambda r, q: ConnectError("down") if r.token.delayed else None
+        engine.judge = lambda r, q: errors.ConnectError("down") if r.token.delayed else None
         run = Run(engine, ordering="strict")
         run.feed(body=bodies(4), sharding_key=["k"] * 4, delay_level=delays).finish()
         assert (run.summary.acked, run.summary.dead, run.summary.held_back) == (2, 2, 0)
         assert run.body is not None and not run.body.letter_keys
-        engine.judge = lambda r, q: None if r.token.delayed else ConnectError("down")
+        engine.judge = lambda r, q: None if r.token.delayed else errors.ConnectError("down")
         run = Run(engine, ordering="strict", requestMaxMessages=1)
         run.feed(body=bodies(4), sharding_key=["k"] * 4, delay_level=delays).finish()
         run.feed(body=bodies(1), sharding_key=["k"], delay_level=[3]).finish()
@@ -942,7 +942,7 @@ def test_a_summary_shows_no_rate_below_a_row_per_second():
 
 def test_requests_in_flight_at_an_error_are_counted_by_their_outcomes():
     totals = RowTotals(SinkOptions(), is_source=True)
-    for outcome in Outcome:
+    for outcome in errors.Outcome:
         totals.add_cut_off(outcome, 3, maybe_duplicate=True)
         totals.add_cut_off(outcome, 2, maybe_duplicate=False)
     counts = {name: value for name, value in vars(totals.summary).items() if value}
