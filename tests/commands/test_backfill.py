@@ -28,20 +28,20 @@ class Planned(contextlib.nullcontext[Any]):
     noun = "dead letters"
     the_plan = Plan(pending=7, selected=3)
     done = Resent()
-    away: dict[str, int] | None = {}  # noqa: RUF012  Tests replace it.
+    away = {}  # noqa: RUF012  Tests replace it.
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
+    def __init__(self, *arguments, **more):
         type(self).arguments, type(self).more = arguments, more
         super().__init__(self)
 
-    def plan(self, *, sample: int) -> Plan:
+    def plan(self, *, sample):
         type(self).sample = sample
         return self.the_plan
 
-    def waiting(self) -> dict[str, int] | None:
+    def waiting(self):
         return self.away
 
-    def run(self, selected: int, progress: Any = None) -> Resent:
+    def run(self, selected, progress=None):
         assert bool(selected) is bool(progress)
         if progress:
             progress(2 * selected)

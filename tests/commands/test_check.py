@@ -4,9 +4,6 @@ import datetime as dt
 import errno
 import json
 import os
-import shlex
-from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +13,7 @@ from rocket_sink.commands.check import _compared
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
-from rocket_sink.wire.headers import Frame, response_to
+from rocket_sink.wire.headers import response_to
 from tests.clusters import scripted_cluster
 from tests.ledger.night import at, store
 from tests.ledger.values import attempt, context
@@ -29,7 +26,7 @@ UNKNOWN = Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 106 not 
 cluster = scripted_cluster(1, t=8)
 
 
-def check(cluster: FakeCluster, *more: str, topic: str = "t", code: int = 0) -> Findings:
+def check(cluster, *more, topic="t", code=0):
     """Return {what was checked: (state, text)}."""
     done = run_command("check", "-n", cluster.name_server, "-t", topic, *more, "--json")
     assert done.code == code, done.err
@@ -68,22 +65,6 @@ def test_a_broker_out_of_reach_is_one_finding(cluster):
     assert (findings["topic t"][0], findings["broker broker-a"][0]) == ("ok", "fail")
 
 
-def test_a_closed_topic_is_opened_by_the_command(cluster):
-    cluster.create_topic("t", 8, perm=PermName.READ)
-    _, text = check(cluster, code=1)["topic t"]
-    assert "it is closed" in text
-    assert run_command(*shlex.split(text.partition("rocket-sink ")[2])).code == 0
-    assert check(cluster)["topic t"][0] == "ok"
-
-
-def test_a_topic_is_created_by_the_command_if_no_broker_makes_it():
-    with FakeCluster(brokers=1, queues=0) as cluster:
-        _, text = check(cluster, topic="new", code=1)["topic new"]
-        assert "no broker makes topics by itself (TBW102 has no route)" in text
-        assert run_command(*shlex.split(text.partition("rocket-sink ")[2])).code == 0
-        assert check(cluster, topic="new")["topic new"][0] == "ok"
-
-
 @pytest.mark.parametrize("topic", ["t", "not-there-yet"])
 def test_a_wrong_password_is_told_also_without_the_topic(cluster, topic):
     refusal = Answer(16, "check signature failed, user=me")
@@ -96,7 +77,7 @@ def test_a_wrong_password_is_told_also_without_the_topic(cluster, topic):
 def test_a_full_disk_is_in_the_way(cluster, used, code):
     """Report a disk above 0.90: brokers refuse to write with any setting (5.3.3)."""
 
-    def figures(request: Frame) -> Frame:
+    def figures(request):
         # AdminBrokerProcessor.getBrokerRuntimeInfo answers with a KVTable.
         answer = response_to(request, ResponseCode.SUCCESS)
         answer.body = json.dumps({"table": {"commitLogDiskRatio": used}}).encode()
@@ -166,7 +147,7 @@ NO_READ = Answer(16, "the broker's permission is denied")
 EXACT = ("-O", "delivery=effectively_once")
 
 
-def refuse(code: RequestCode) -> Callable[[FakeCluster], object]:
+def refuse(code):
     return lambda cluster: cluster.brokers[0].on(code, NO_READ, times=None)
 
 
@@ -236,7 +217,7 @@ def test_a_group_is_compared_with_a_ledger(cluster, tmp_path, monkeypatch):
 
 
 def test_a_ledger_without_hard_links_is_refused(cluster, tmp_path, monkeypatch):
-    def refuse_links(*_: Any) -> None:
+    def refuse_links(*_):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr("os.link", refuse_links)

@@ -10,7 +10,7 @@ from rocket_sink.commands.options import conf_text, default_text
 from rocket_sink.errors import OptionError
 from rocket_sink.options import GROUPS, OPTIONS, SinkOptions, find_option, options_in
 from tests.run_command import run_command
-from tools.marked import markdown_table, with_options
+from tools.marked import with_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,13 +29,6 @@ def test_the_ci_runs_the_readmes_test_command():
     last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
     assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pytest" in last
-
-
-def test_every_option_is_in_the_table_and_in_the_file():
-    table, conf = markdown_table(), conf_text()
-    for option in OPTIONS:
-        assert f"| `{option.name}` |" in table
-        assert re.search(rf"^#{option.name} =", conf, re.MULTILINE)
 
 
 def test_every_default_can_be_read_back(tmp_path):
@@ -89,11 +82,6 @@ def test_a_malformed_file_is_explained(text, name, words, tmp_path):
     assert caught.value.facts.get("option") == name
 
 
-def test_a_missing_file_is_an_option_error(tmp_path):
-    with pytest.raises(OptionError, match="cannot read"):
-        read_conf(tmp_path / "nosuch.conf")
-
-
 def test_no_secret_stands_in_the_example_values():
     for name in ("accessKey", "secretKey", "securityToken", "tlsKeyPassword"):
         (line,) = re.findall(rf"^#{name} = (.*)$", conf_text(), re.MULTILINE)
@@ -104,9 +92,7 @@ def test_no_secret_stands_in_the_example_values():
 def test_options_of_a_group(group, tmp_path):
     wanted = options_in([group])
     shown = run_command("options", "--group", group).out
-    assert {o.name for o in OPTIONS if re.search(rf"\b{o.name}\b", shown)} >= {
-        o.name for o in wanted
-    }
+    assert all(re.search(rf"\b{option.name}\b", shown) for option in wanted)
     assert shown.count("what it is") == 1 and shown.startswith(group)
     rows = run_command("options", "--group", group, "--json").json()
     assert [row["name"] for row in rows] == [option.name for option in wanted]

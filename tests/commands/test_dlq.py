@@ -33,7 +33,7 @@ Cli = Callable[..., tuple[str, str]]
 def run(cluster):
     """Return a function that runs `rocket-sink dlq` and returns what it prints."""
 
-    def dlq(command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+    def dlq(command, *arguments, code=0):
         done = run_command("dlq", command, "-n", cluster.name_server, *arguments)
         assert done.code == code, done.err
         return done.out, done.err

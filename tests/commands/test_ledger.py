@@ -1,8 +1,8 @@
 """`rocket-sink report` and `ledger show` of a local ledger, without Spark and Java."""
 
 import json
+import shlex
 from pathlib import Path
-from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,7 +12,6 @@ from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import in_order, resolution_rows
-from rocket_sink.testing import FakeCluster
 from tests.ledger.night import store
 from tests.ledger.values import (
     accounts,
@@ -32,7 +31,7 @@ class SparkWanted(Exception):
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch):
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+    def refuse(*_, **__):
         raise SparkWanted
 
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -51,20 +50,10 @@ def path(tmp_path):
     return store(tmp_path / "ledger", in_order(rows, 1))
 
 
-def run(*arguments: str) -> tuple[str, str]:
+def run(*arguments):
     done = run_command(*arguments)
     assert done.code == 0, done.err
     return done.out, done.err
-
-
-def test_the_report(path):
-    out, err = run("report", "--ledger", path, "--json")
-    document = json.loads(out)
-    assert (document["totals"]["rows_in"], document["totals"]["acked"]) == (23, 21)
-    assert document["epochs"][0]["adds_up"] and document["epochs"][0]["confirmed"]
-    assert document["brokers"][0]["outcomes"] == {"acked": 3}
-    assert [(d["letters"], d["pending"]) for d in document["dead_letters"]] == [(2, 1)]
-    assert err == "" and document["unfolded_epochs"] == 0
 
 
 def test_unfolded_epochs_are_noted(path):
@@ -131,52 +120,34 @@ def test_views(path):
 
 
 def test_only_an_error_of_the_users_condition_is_left_to_spark():
-    quick: Any = MagicMock(**{"query.side_effect": LedgerError("no file")})
+    quick = MagicMock(**{"query.side_effect": LedgerError("no file")})
     assert ledger_command._quick_rows(quick, "sends", "a = 1", 3) is None
     with pytest.raises(LedgerError, match="no file"):
         ledger_command._quick_rows(quick, "sends", None, 3)
 
 
 @pytest.mark.parametrize(
-    "more",
-    [["--where", "epoch ^ 1 = 0"], ["--where", "epoch = 'x'"], ["--fold"],
-     ["--master", "local[1]"]],
-    ids=" ".join,
+    "words",
+    ["show_view epochs --where 'epoch ^ 1 = 0'", "show_view epochs --where \"epoch = 'x'\"",
+     "show_view epochs --fold", "show_view epochs --master local[1]",
+     "report, without the extra", "report, under spark-submit"],
 )  # fmt: skip
-def test_spark_is_started_where_it_is_needed(path, more):
+def test_spark_is_started_where_it_is_needed(words, path, monkeypatch):
+    """Under spark-submit the JVM runs already."""
+    if words.endswith("extra"):
+        monkeypatch.setattr("rocket_sink.ledger.query.duckdb_reader.find_spec", lambda name: None)
+    elif words.endswith("submit"):
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    command, *more = shlex.split(words.partition(",")[0])
+    made = report_command.report if command == "report" else ledger_command.show_view
     with pytest.raises(SparkWanted):
-        ledger_command.show_view.main(
-            ["epochs", "--ledger", path, *more], standalone_mode=False
-        )  # fmt: skip
-
-
-def test_under_spark_submit_spark_reads(path, monkeypatch):
-    """The JVM runs already."""
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(SparkWanted):
-        report_command.report.main(["--ledger", path], standalone_mode=False)
+        made.main([*more, "--ledger", path], standalone_mode=False)
 
 
 def test_options_are_suggested_by_a_ledger(path):
     out, err = run("tune", path)
     assert "Replayed" in out or ("attempts" in out and err.startswith("replaying ..."))
     assert json.loads(run("tune", path, "--json")[0])
-
-
-def test_without_the_extra_spark_reads(path, monkeypatch):
-    monkeypatch.setattr("rocket_sink.ledger.query.duckdb_reader.find_spec", lambda name: None)
-    with pytest.raises(SparkWanted):
-        report_command.report.main(["--ledger", path], standalone_mode=False)
-
-
-def test_check_writes_nothing(tmp_path):
-    ledger = tmp_path / "ledger"
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t")
-        names = ("-n", cluster.name_server, "-t", "t", "--ledger", str(ledger))
-        out, _ = run("check", *names, "--json")
-    texts = {finding["what"]: finding["text"] for finding in json.loads(out)["findings"]}
-    assert "none yet" in texts["ledger"] and list(tmp_path.iterdir()) == []
 
 
 def test_a_view_without_rows_says_so(tmp_path):

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 cluster = scripted_cluster(1, orders=1)
 
@@ -30,7 +30,7 @@ def test_options_are_fields_of_each_message(cluster, arguments, properties):
         assert {name: message.properties.get(name) for name in properties} == properties
 
 
-def send(cluster: FakeCluster, *arguments: str, lines: str = "", code: int = 0) -> Done:
+def send(cluster, *arguments, lines="", code=0):
     """Send the arguments, or lines of JSON."""
     form = ("--json-lines",) if lines else ()
     done = run_command("send", "-n", cluster.name_server, *form, *arguments, stdin=lines)
@@ -38,7 +38,7 @@ def send(cluster: FakeCluster, *arguments: str, lines: str = "", code: int = 0) 
     return done
 
 
-def bodies(cluster: FakeCluster, topic: str = "orders") -> list[bytes]:
+def bodies(cluster, topic="orders"):
     return [bytes(message.body) for message in cluster.messages(topic)]
 
 
@@ -105,15 +105,6 @@ def test_lines_of_json_may_name_their_topics(cluster):
     assert (bodies(cluster), bodies(cluster, "two")) == ([b"a"], [b"b"])
 
 
-def test_a_delay_that_overflows_at_brokers_is_refused(cluster):
-    most = str(2**63 - 1)
-    as_option = send(cluster, "-t", "orders", "--delay-ms", most, "a", code=1)
-    line = f'{{"body": "a", "delay_ms": {most}}}\n'
-    as_field = send(cluster, "-t", "orders", lines=line, code=1)
-    assert bodies(cluster) == []
-    assert "INVALID_DELAY" in as_option.err and "INVALID_DELAY" in as_field.err
-
-
 def test_lines_of_json_take_the_row_contracts_names(cluster):
     for name in ("delivery_timestamp", "delivery_timestamp_ms"):
         send(cluster, "-t", "orders", lines=f'{{"value": "a", "{name}": 4000000000000}}\n')
@@ -161,7 +152,6 @@ def test_a_closed_output_ends_it_with_a_word(cluster, tmp_path):
         [*command, "-t", "orders", "--file", str(lines)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         error_text = process.stderr.read()

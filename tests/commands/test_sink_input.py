@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import click
@@ -21,33 +20,26 @@ def no_local_cluster(monkeypatch):
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: None)
 
 
-def given(*arguments: str) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
+def given(*arguments):
+    seen = {}
 
     @click.command(cls=Command)
     @sink_options("nameServer", "topic", "ledger")
-    def command() -> None:
+    def command():
         seen.update(given_options())
 
     command.main(list(arguments), standalone_mode=False)
     return seen
 
 
-def test_flags_and_pairs_are_merged():
-    assert given("-n", "a:1", "--topic", "t", "-O", "ordering=strict", "-O", "columns=body=b") == {
-        "nameServer": "a:1",
-        "topic": "t",
-        "ordering": "strict",
-        "columns": "body=b",
-    }
-
-
 def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path):
     conf = tmp_path / "x.conf"
     conf.write_text("topic = file\nledger = file\nnameServer = file:1\n")
-    options = given("--conf", str(conf), "-O", "topic=pair", "-O", "ledger=pair", "-t", "flag")
+    pairs = ("-O", "topic=pair", "-O", "ledger=pair", "-O", "columns=body=b")
+    options = given("--conf", str(conf), *pairs, "-t", "flag")
     ledger = str(Path("pair").absolute())
-    assert options == {"nameServer": "file:1", "ledger": ledger, "topic": "flag"}
+    assert options == {"nameServer": "file:1", "ledger": ledger, "topic": "flag",
+                       "columns": "body=b"}  # fmt: skip
 
 
 def test_a_pair_with_blanks_names_the_same_ledger():

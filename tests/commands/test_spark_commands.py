@@ -2,17 +2,12 @@
 
 import datetime as dt
 import inspect
-import logging
 import pkgutil
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -20,18 +15,17 @@ from pyspark.sql import Row
 
 from rocket_sink import cli
 from rocket_sink.commands import stream
-from rocket_sink.commands.common import spark_input
 from rocket_sink.commands.common.stream_run import Report, Source
 from rocket_sink.commands.transactions import settle_in_order
 from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.driver.fold import FoldSummary
 from rocket_sink.ledger.upkeep.erase import Erased
 from rocket_sink.ledger.upkeep.expire import Expired
-from rocket_sink.options import LEDGER_KINDS, SinkOptions
+from rocket_sink.options import LEDGER_KINDS
 from rocket_sink.spark.backfill.parking import Parked
 from rocket_sink.spark.transactions import EndReport
 from tests.clusters import scripted_cluster
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 cluster = scripted_cluster(1)
 PARKING = "rocket_sink.spark.backfill.parking."
@@ -44,7 +38,7 @@ def ledger(tmp_path):
     return str(tmp_path / "my ledger")
 
 
-def run(words: str, ledger: str, *more: str, code: int = 0, spark: Any = None) -> Done:
+def run(words, ledger, *more, code=0, spark=None):
     done = run_command(*shlex.split(words), "-l", ledger, *more, spark=spark or MagicMock())
     assert done.code == code, done.err
     return done
@@ -110,9 +104,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
 def test_the_work_and_its_result(case, ledger, monkeypatch):
     signature = inspect.signature(pkgutil.resolve_name(case.work))
-    calls: list[dict[str, Any]] = []
+    calls = []
 
-    def work(*arguments: Any, **named: Any) -> Any:
+    def work(*arguments, **named):
         calls.append(signature.bind(*arguments, **named).arguments)
         return case.result
 
@@ -152,7 +146,7 @@ def test_flags_of_the_session(command, ledger, cluster, monkeypatch):
     assert ("-XX:TieredStopAtLevel=1" in str(more["conf"])) is ("stream" not in command)
 
 
-def epoch(query_id: str, number: int) -> Row:
+def epoch(query_id, number):
     return Row(
         query_id=query_id, epoch=number, halves=1000, topics=["t"], at=None, committed=0, refused=0,
         open=number < 6,
@@ -162,53 +156,49 @@ def epoch(query_id: str, number: int) -> Row:
 class Committer:
     """Stands for the committer of a ledger's transactions, and for the checker."""
 
-    rows: ClassVar[list[Row]] = [epoch("b", 0), *(epoch("query", number) for number in (4, 5, 6))]
-    ends: ClassVar[dict[tuple[str, int], Any]] = {}
-    listed = MagicMock()
-    made: ClassVar[dict[str, Any]] = {}
+    def __init__(self):
+        self.rows = [epoch("b", 0), *(epoch("query", number) for number in (4, 5, 6))]
+        self.ends, self.made, self.listed = {}, {}, MagicMock()
 
-    def __init__(self, spark: Any, options: SinkOptions, **more: Any) -> None:
-        self.made.clear()
-        self.made.update(more, ledger=options.ledger)
+    def __call__(self, spark, options, **more):
+        self.made = {**more, "ledger": options.ledger}
+        return self
 
-    def open_epochs(self, *, refused: bool) -> list[Row]:
+    def open_epochs(self, *, refused):
         return [row for row in self.rows if row.open or refused]
 
-    def end(
-        self, query_id: str, number: int, *, wait_s: float, again: bool, progress: Any
-    ) -> EndReport:
+    def end(self, query_id, number, *, wait_s, again, progress):
         assert (wait_s, again) == (60, number == 6)
         progress(500, 1000)
         end = self.ends.get((query_id, number), EndReport(query_id, number, committed=1000))
         if isinstance(end, Exception):
             raise end
-        assert isinstance(end, EndReport)
         return end
 
-    def watch(self, *topics: str) -> None:
+    def watch(self, *topics):
         mark, state = SimpleNamespace(query_id="q1", epoch=4), SimpleNamespace(name="COMMIT")
         self.made["on_decision"](mark, "ID1", state)
         self.made["on_end"](EndReport("q1", 4, committed=1, refused=2))
         assert topics == ("mine", "yours", "of the ledger")
         raise KeyboardInterrupt
 
-    def close(self) -> None:
+    def close(self):
         self.made["is_closed"] = True
 
 
 @pytest.fixture
 def committer(monkeypatch):
+    committer = Committer()
     for name in ("TransactionCommitter", "TransactionChecker"):
-        monkeypatch.setattr(f"rocket_sink.spark.transactions.{name}", Committer)
-    frame = MagicMock()
-    frame.orderBy.return_value.head = lambda limit: Committer.rows[:limit]
+        monkeypatch.setattr(f"rocket_sink.spark.transactions.{name}", committer)
+    frame = committer.listed.return_value
+    frame.orderBy.return_value.head = lambda limit: committer.rows[:limit]
     frame.select.return_value.distinct.return_value.collect.return_value = [
         Row(topics=["of the ledger"])
     ]
-    monkeypatch.setattr(Committer, "listed", MagicMock(return_value=frame))
-    monkeypatch.setattr(LEDGER + "transactions", Committer.listed)
+    monkeypatch.setattr(LEDGER + "transactions", committer.listed)
     monkeypatch.setattr(LEDGER + "sync", lambda *_: FoldSummary())
-    return Committer
+    return committer
 
 
 AWAY, LOST = DeliveryError("broker-a is away"), EndReport("query", 4, committed=1, refused=2)
@@ -234,11 +224,9 @@ GONE = "2 are not at their brokers: lost, or of another cluster"
          ["b epoch 0 stays open: another process is ending transactions of the ledger"], 1),
     ],
 )  # fmt: skip
-def test_open_transactions_are_settled(
-    committer, ledger, cluster, monkeypatch, more, ends, lines, code
-):
+def test_open_transactions_are_settled(committer, ledger, cluster, more, ends, lines, code):
     """An epoch that stays open keeps back those of its query only; lost messages are no success."""
-    monkeypatch.setattr(committer, "ends", ends)
+    committer.ends = ends
     names = ("-n", cluster.name_server, *more.split())
     done = run("transactions settle", ledger, *names, code=code)
     said = [line for line in done.err.splitlines() if line.startswith("query ")]
@@ -250,55 +238,10 @@ def test_open_transactions_are_settled(
     assert sum(each["refused"] for each in document) == (2 if LOST in ends.values() else 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "stops", "keeps_log"),
-    [(None, 1, False), (KeyboardInterrupt(), 0, False), (LedgerError("no"), 1, False),
-     (ValueError("no"), 1, True)],
-)  # fmt: skip
-def test_ctrl_c_ends_what_was_started_since(error, stops, keeps_log, tmp_path, monkeypatch, capfd):
-    """Do not call Spark then: its JVM has ended. Only an error of others names Spark's log."""
-
-    def sleeper() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-
-    def fail() -> None:
-        if isinstance(error, KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        elif error:
-            raise error
-
-    build, before = MagicMock(), signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("rocket_sink.spark.session.build_session", build)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    monkeypatch.setattr("sys.argv", ["rocket-sink"])
-    processes = [sleeper()]
-    try:
-        with (
-            pytest.raises(type(error)) if error else nullcontext(),
-            spark_input.spark_session("x", master="m", packages=("p",), spark_conf={"a": "b"}),
-        ):
-            processes.append(sleeper())
-            fail()
-        are_over = [process.poll() is not None for process in processes]
-        assert are_over == [False, isinstance(error, KeyboardInterrupt)]
-        assert (logging.root.manager.disable == logging.CRITICAL) is are_over[1]
-    finally:
-        logging.disable(logging.NOTSET)
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert build.return_value.stop.call_count == stops
-    assert signal.getsignal(signal.SIGINT) is before
-    assert build.call_args == call("rocket-sink x", master="m", conf={"a": "b"}, packages=("p",))
-    assert [path.suffix for path in tmp_path.iterdir()] == [".log"] * keeps_log
-    assert ("Spark's log: " in capfd.readouterr().err) is keeps_log
-
-
-def test_the_bar_counts_the_messages_of_all_transactions(monkeypatch):
-    monkeypatch.setattr(Committer, "ends", {("b", 0): AWAY})
-    bar, options = MagicMock(), SimpleNamespace(ledger="/l")
-    settle_in_order(Committer(None, options), Committer.rows[:2], bar)  # type: ignore[arg-type]
+def test_the_bar_counts_the_messages_of_all_transactions(committer):
+    committer.ends = {("b", 0): AWAY}
+    bar = MagicMock()
+    settle_in_order(committer, committer.rows[:2], bar)
     assert [each.args[0] for each in bar.advance_to.call_args_list] == [500, 1000, 1500, 2000]
 
 
@@ -309,17 +252,16 @@ def test_open_transactions_are_listed(committer, ledger, command):
     shown = (0, 4, 5) if "settle" in command else (0, 4)
     assert done.out.count("1,000") == len(shown)
     assert done.out.split()[-1] == "t", "topics come last"
-    heads = "at query id epoch halves "
-    assert heads in " ".join(done.out.split())
-    said = "3 transactions of 3,000 messages are open; nothing committed"
+    assert "at query id epoch halves " in " ".join(done.out.split())
     *_, last = done.err.splitlines()
-    assert last == said if "settle" in command else last.startswith("half messages of attempts")
-    if "list" in command:
-        assert committer.listed.call_args.kwargs == {"pending": False}
+    if "settle" in command:
+        assert last == "3 transactions of 3,000 messages are open; nothing committed"
+    else:
+        assert last.startswith("half messages of attempts")
         run("transactions list", ledger)
-        assert committer.listed.call_args.kwargs == {"pending": True}
-    words = shlex.split(f"transactions {command} --json")
-    done = run(" ".join(words), ledger, *names)
+        pending = [each.kwargs["pending"] for each in committer.listed.call_args_list]
+        assert pending == [False, True]
+    done = run(f"transactions {command} --json", ledger, *names)
     rows = done.json() if "settle" in command else done.lines()
     assert [(row["epoch"], row["halves"]) for row in rows] == [(epoch, 1000) for epoch in shown]
 
@@ -329,14 +271,10 @@ def test_open_transactions_are_listed(committer, ledger, command):
     [("settle", "no transaction is open"), ("list", "no transaction is open"),
      ("list --all", "there are no transactions")],
 )  # fmt: skip
-def test_no_transactions(committer, ledger, command, text, cluster, monkeypatch):
-    monkeypatch.setattr(committer, "rows", [])
-    monkeypatch.setattr(LEDGER + "transactions", lambda *_, **__: MagicMock(**NO_ROWS))
+def test_no_transactions(committer, ledger, command, text, cluster):
+    committer.rows = []
     names = ("-n", cluster.name_server) if command == "settle" else ()
     assert text in run(f"transactions {command}", ledger, *names).err.splitlines()
-
-
-NO_ROWS = {"orderBy.return_value.head.return_value": []}
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -6,7 +6,6 @@ import datetime as dt
 import shlex
 import signal
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -37,17 +36,17 @@ OPTIONS = {"nameServer": "n:1", "topic": "t"}
 class Frame:
     """The parts of a DataFrame that the driver looks at, without a JVM."""
 
-    def __init__(self, *columns: str) -> None:
+    def __init__(self, *columns):
         fields = [StructField(name, TYPES.get(name, StringType())) for name in columns]
         self.schema = StructType(fields)
         self.sparkSession = SimpleNamespace()
-        self.parted_by: tuple[Any, ...] = ()
+        self.parted_by = ()
         self.writeStream = MagicMock()
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name):
         return name
 
-    def repartition(self, *by: Any) -> Frame:
+    def repartition(self, *by):
         self.parted_by = by
         return self
 
@@ -65,27 +64,27 @@ class Frame:
 def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
     ordering, columns, parted_by, monkeypatch
 ):
-    written: list[Any] = []
+    written = []
 
-    def write(sink: RocketSink, frame: Any) -> Any:
+    def write(sink, frame):
         written.append(frame)
         return SimpleNamespace(query_id="q", rows_in=3)
 
     monkeypatch.setattr(RocketSink, "write", write)
     monkeypatch.setattr(stream_run, "time", SimpleNamespace(monotonic=iter([7.0, 10.0]).__next__))
-    source: Any = SimpleNamespace(read=lambda spark, streaming: Frame(*columns))
+    source = SimpleNamespace(read=lambda spark, streaming: Frame(*columns))
     options = {**OPTIONS, "ordering": ordering}
-    report = run_batch(None, source, options, "foreach")  # type: ignore[arg-type]
+    report = run_batch(None, source, options, "foreach")
     assert [frame.parted_by for frame in written] == [parted_by]
     assert (report.query_id, report.rows_read) == ("q", 3)
     assert (report.epochs, report.seconds) == (1, 3.0)
 
 
 def test_a_batch_in_order_without_a_key_is_refused():
-    source: Any = SimpleNamespace(read=lambda spark, streaming: Frame("body"))
+    source = SimpleNamespace(read=lambda spark, streaming: Frame("body"))
     options = {**OPTIONS, "ordering": "best_effort"}
     with pytest.raises(ConfigurationError, match="sharding_key"):
-        run_batch(None, source, options, "foreach")  # type: ignore[arg-type]
+        run_batch(None, source, options, "foreach")
 
 
 @pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "datasource"])
@@ -96,7 +95,7 @@ def test_the_writer_of_a_lane(lane, monkeypatch):
     monkeypatch.setattr("rocket_sink.spark.datasource.register", register)
     monkeypatch.setattr("rocket_sink.spark.listener.install_fold", install)
     options = {**OPTIONS, "ordering": "strict", "ledger": "/l", "maxMessageSize": 4096}
-    writer = stream_writer(spark, frame, options, lane)  # type: ignore[arg-type]
+    writer = stream_writer(spark, frame, options, lane)
     assert frame.parted_by
     if lane == "foreach":
         assert writer is foreach.return_value and foreach.call_args == call(frame)
@@ -120,8 +119,8 @@ def test_a_batch_of_the_data_source_counts_its_rows_by_the_way(monkeypatch):
     monkeypatch.setattr("pyspark.sql.functions.lit", MagicMock())
     monkeypatch.setattr("pyspark.sql.functions.count", MagicMock())
     monkeypatch.setattr(stream_run, "_in_order", lambda sink, frame: frame)
-    source: Any = SimpleNamespace(read=lambda spark, streaming: frame)
-    report = run_batch("spark", source, {**OPTIONS, "maxMessageSize": 9}, "datasource")  # type: ignore[arg-type]
+    source = SimpleNamespace(read=lambda spark, streaming: frame)
+    report = run_batch("spark", source, {**OPTIONS, "maxMessageSize": 9}, "datasource")
     options = frame.write.format.return_value.options
     assert options.call_args == call(nameServer="n:1", topic="t", maxMessageSize="9")
     assert options.return_value.mode.call_args == call("append")
@@ -183,19 +182,19 @@ class Query:
 
     id, runId = "q", "r"
 
-    def __init__(self, *steps: Any, failure: Exception | None = None) -> None:
-        self.recentProgress: list[dict[str, Any]] = []
+    def __init__(self, *steps, failure=None):
+        self.recentProgress = []
         self.status = {"isTriggerActive": True}
         self.stop = MagicMock()
         self.exception = lambda: failure
         self._steps = list(steps)
 
     @property
-    def lastProgress(self) -> Any:
+    def lastProgress(self):
         return self.recentProgress[-1] if self.recentProgress else None
 
     @property
-    def isActive(self) -> bool:
+    def isActive(self):
         if not self._steps:
             return False
         step = self._steps.pop(0)
@@ -213,9 +212,9 @@ class Query:
 
 
 def run_query(
-    query: Query, spark: MagicMock, monkeypatch: pytest.MonkeyPatch, trigger: str | None = None,
-    stop_timeout_s: float = 600,
-) -> tuple[Report, MagicMock]:  # fmt: skip
+    query, spark, monkeypatch, trigger = None,
+    stop_timeout_s = 600,
+):  # fmt: skip
     writer, source = MagicMock(), MagicMock()
     writer.option.return_value = writer.trigger.return_value = writer
     writer.start.return_value = query
@@ -253,7 +252,7 @@ def test_a_query_that_ends(spark, monkeypatch, capsys, trigger, wanted, failure)
     assert lines[1:] == ["epoch 0: 3 rows in 1.5 s", "epoch 2: 1 row in 1.5 s"]
 
 
-def idle(query: Query) -> None:
+def idle(query):
     query.status["isTriggerActive"] = False
 
 
@@ -269,7 +268,7 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
     """Under spark-submit the signal may reach only the JVM, which has the command's handler."""
     misc, before = spark.sparkContext._jvm.sun.misc, signal.getsignal(signal.SIGTERM)
 
-    def end(_: Query) -> None:
+    def end(_):
         if is_submitted:
             assert [each.args[0] for each in misc.Signal.call_args_list] == ["INT", "TERM"]
             misc.Signal.handle.call_args.args[1].handle(None)
@@ -299,7 +298,7 @@ def test_events_are_lines(capsys):
         standing=SimpleNamespace(pending={}), refresh=lambda: True,
         brokers={"broker-a": BrokerSums(), "broker-b": isolated},
     )  # fmt: skip
-    view = RunView(Report(), figures)  # type: ignore[arg-type]
+    view = RunView(Report(), figures)
     figures.standing.pending = {"data": 1}
     view.refresh()
     figures.standing.pending["transport"] = 100

@@ -13,18 +13,18 @@ from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 cluster = scripted_cluster(1, t=1)
 
 
-def tail(cluster: FakeCluster, *arguments: str, code: int = 0) -> Done:
+def tail(cluster, *arguments, code=0):
     done = run_command("tail", "-n", cluster.name_server, "-t", "t", *arguments)
     assert done.code == code, done.err
     return done
 
 
-def bodies(cluster: FakeCluster, *arguments: str) -> list[str]:
+def bodies(cluster, *arguments):
     """Return the bodies that `tail --json` prints of the messages that are stored."""
     return [row["body"] for row in tail(cluster, "--no-follow", "--json", *arguments).lines()]
 
@@ -33,7 +33,7 @@ def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(cluster, mon
     """Wait until messages can be read: a broker acknowledges a message before readers see it."""
     answers = [7, 7, 0]
 
-    def runtime_info(_: Admin, name: str, address: str) -> dict[str, str]:
+    def runtime_info(_, name, address):
         behind = answers.pop(0)
         if not behind:
             with Producer(nameServer=cluster.name_server) as producer:
@@ -105,7 +105,7 @@ def test_characters_that_the_output_lacks_are_escaped(encoding, cluster):
         arguments = ["-n", cluster.name_server, "-t", "t", "--from-start", "--no-follow", *form]
         assert run_command("tail", *arguments, out=out).code == 0
         out.flush()
-        printed["--json" in form] = out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+        printed["--json" in form] = out.buffer.getvalue().decode(encoding)
     assert json.loads(printed[True])["body"] == body
     assert body.encode(encoding, "backslashreplace").decode(encoding) in printed[False]
 
@@ -119,7 +119,7 @@ def test_a_queue_that_comes_later_is_followed_too(cluster):
     """A topic that is made on the fly appears on one broker after the other."""
     broker = cluster.brokers[0]
 
-    def wait_for_pull(queue_id: str) -> None:
+    def wait_for_pull(queue_id):
         deadline_s = time.monotonic() + 30
         pulls = (RequestCode.PULL_MESSAGE, queue_id)
         while time.monotonic() < deadline_s and not any(
@@ -128,7 +128,7 @@ def test_a_queue_that_comes_later_is_followed_too(cluster):
         ):
             time.sleep(0.01)
 
-    def grow() -> None:
+    def grow():
         wait_for_pull("0")
         cluster.stop_name_server()
         time.sleep(0.1)

@@ -1,13 +1,12 @@
 """`rocket-sink topic`, and the commands that `check` names for a topic."""
 
 import shlex
-from typing import Any
 
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.testing import Answer, FakeCluster
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing import Answer
+from rocket_sink.wire.codes import PermName, RequestCode
 from rocket_sink.wire.route import QueueData, decode_route
 from tests.clusters import scripted_cluster
 from tests.run_command import run_command
@@ -15,7 +14,7 @@ from tests.run_command import run_command
 cluster = scripted_cluster()
 
 
-def settings(cluster: FakeCluster, topic: str) -> dict[str, tuple[int, int, int]]:
+def settings(cluster, topic):
     """Return {broker: (write queues, read queues, permission)}."""
     return {
         queue.broker_name: (queue.write, queue.read, queue.perm)
@@ -24,7 +23,7 @@ def settings(cluster: FakeCluster, topic: str) -> dict[str, tuple[int, int, int]
 
 
 BOTH = {"broker-a", "broker-b"}
-CREATIONS: list[tuple[dict[str, Any] | None, str, set[str], tuple[int, int, int]]] = [
+CREATIONS = [
     # (the topic before, arguments, its brokers then, their settings)
     (None, "", BOTH, (4, 4, 6)),
     (None, "--queues 8 --permission write", BOTH, (8, 8, 2)),
@@ -110,11 +109,13 @@ def test_a_broker_that_keeps_no_types_is_named(cluster):
     assert done.code == 1 and "broker-a, broker-b keeps no type" in done.err
 
 
-FAULTS: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
+FAULTS = [
     # (the topic, options of `check`, a text of the finding)
     (None, (), "on no other"),
+    (None, (), "no broker makes topics by itself"),
     (None, ("-O", "ordering=strict"), "createTopic is empty"),
     ({"brokers": ["broker-a"]}, (), "put it on all brokers"),
+    ({"perm": PermName.READ}, (), "it is closed"),
     ({"queues": 8, "read_queues": 2}, (), "lets nobody read the queues"),
     ({"attributes": {"message.type": "FIFO"}}, ("-O", "columns=delay_ms=wait"), "change it with"),
 ]
@@ -122,10 +123,12 @@ FAULTS: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize(("topic", "options", "text"), FAULTS)
 def test_the_command_that_check_names_mends_the_topic(topic, options, text, cluster):
+    if text == "no broker makes topics by itself":
+        cluster.delete_topic("TBW102")
     if topic:
         cluster.create_topic("t", **topic)
 
-    def commands() -> list[str]:
+    def commands():
         done = run_command("check", "-n", cluster.name_server, "-t", "t", *options, "--json")
         texts = [each["text"] for each in done.json()["findings"]]
         return [each for each in texts if "rocket-sink topic create" in each]

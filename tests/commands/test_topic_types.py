@@ -2,7 +2,6 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.producer.waiting import until
 from tests.run_command import run_command
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
-FITS: list[tuple[str, dict[str, str], bool]] = [
+FITS = [
     ("FIFO", {}, False),
     ("FIFO", {"ordering": "strict"}, True),
     ("FIFO", {"ordering": "best_effort"}, True),
@@ -42,8 +41,8 @@ FITS: list[tuple[str, dict[str, str], bool]] = [
 ]
 
 
-def findings(attributes: dict[str, str], **options: str) -> list[str]:
-    admin: Any = SimpleNamespace(topic_attributes=lambda topic: {"broker-a": attributes})
+def findings(attributes, **options):
+    admin = SimpleNamespace(topic_attributes=lambda topic: {"broker-a": attributes})
     type_findings = list(_type(admin, SinkOptions.parse({**OPTIONS, **options})))
     types = [finding.text for finding in type_findings if finding.state == "ok"]
     assert types == [f"{name} is {value}" for name, value in attributes.items()]
@@ -101,13 +100,14 @@ def test_a_ledger_that_cannot_be_made_is_told(below, tmp_path):
         assert finding["state"] == "fail" and "file is no folder that may be" in finding["text"]
         done = run_command(*names, str(tmp_path / "new" / "deeper"))
         assert done.code == 0 and "none yet, it will be made" in done.out
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_broker_without_topic_types_is_noted():
-    def refused(topic: str) -> None:
+    def refused(topic):
         raise BrokerError("no")
 
-    admin: Any = SimpleNamespace(topic_attributes=refused)
+    admin = SimpleNamespace(topic_attributes=refused)
     [found] = _type(admin, SinkOptions.parse(OPTIONS))
     assert found.state == "note" and "not known" in found.text
 
@@ -119,13 +119,13 @@ def cluster():
         yield running
 
 
-def _make(cluster: LocalCluster, *topics: tuple[str, str]) -> None:
+def _make(cluster, *topics):
     with Admin(nameServer=cluster.name_server) as admin:
         for topic, kind in topics:
             admin.create_topic(topic, queues=2, attributes={"message.type": kind})
 
 
-def _check(cluster: LocalCluster, topic: str, *more: str) -> list[str]:
+def _check(cluster, topic, *more):
     done = run_command("check", "-n", cluster.name_server, "-t", topic, "--json", *more)
     assert done.code == 0, done.err
     return [
@@ -143,7 +143,7 @@ def test_on_a_real_broker(cluster):
         for kind in kinds:
             topic = f"of-{kind}"
 
-            def there(topic: str = topic) -> bool:
+            def there(topic=topic):
                 done = run_command("check", "-n", cluster.name_server, "-t", topic)
                 return done.code == 0 and "does not exist" not in done.out
 
