@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _LAST_S: Final = 10.0
-"""Longest wait for a collector when the driver ends."""
-_CALL_S: Final = 3.0
-"""Longest wait for a collector in a process that Spark starts for one call."""
+"""Longest wait for a collector at the end of the driver, or of a process for one call of Spark."""
 _SILENT_S: Final = 0.5
 """Longest wait of such a process if the process that started the run has waited in vain."""
 _lock: Final = ForkLock()
@@ -100,7 +98,7 @@ def flush(state: Run | None) -> None:
     run whether the wait was in vain, so that the next process waits less."""
     if state is not None:
         for emitter in emitters:
-            emitter.finish(_SILENT_S if state.is_collector_silent else _CALL_S)
+            emitter.finish(_SILENT_S if state.is_collector_silent else _LAST_S)
             state.is_collector_silent = emitter.events.unfinished_tasks > 0
 
 
