@@ -48,6 +48,14 @@ def read_topic(name_server, topic, **options):
         yield from admin.read_topic(topic)
 
 
+def are_in_order(messages):
+    """Return whether the first copies of each sharding key's bodies are in order."""
+    bodies: dict[str | None, dict[bytes, None]] = {}
+    for message in sorted(messages, key=lambda each: each.queue_offset):
+        bodies.setdefault(message.properties.get("__SHARDINGKEY"), {})[message.body] = None
+    return all([*of_key] == sorted(of_key) for of_key in bodies.values())
+
+
 def repair(cluster):
     """Thaw frozen brokers and start dead ones, and wait until all are ready."""
     for broker in cluster.brokers:

@@ -96,7 +96,7 @@ LONGEST = (
     "spark/test_transactional_epochs.py", "ledger/test_report.py", "ledger/test_pending_keys.py",
     "producer/conformance/test_tls.py", "integration/test_replays.py", "ledger/test_ledger.py",
     "producer/conformance/test_real_modes.py", "producer/conformance/test_bodies.py",
-    "integration/test_once_faults.py", "integration/test_accounts.py", "ledger/test_making.py",
+    "integration/test_accounts.py", "ledger/test_making.py",
     "producer/conformance/test_texts.py", "producer/conformance/test_guarded.py",
     "producer/conformance/test_acl.py", "ledger/test_table_order.py",
     "integration/test_spark_only.py", "integration/test_executors.py",

@@ -22,7 +22,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
         "test_what_is_checked_on_the_driver",
     ),
     "integration/test_lanes_faults.py": ("test_nothing_is_lost_when_a_broker_is_killed",),
-    "integration/test_once_faults.py": ("test_a_killed_broker_doubles_nothing",),
     "integration/test_accounts.py": ("test_an_epoch_of_foreach_is_confirmed_with_sparks_rows",),
     "integration/test_replays.py": ("test_a_batch_write_that_died_is_asked_for_by_its_app_id",),
     "integration/test_commands.py": ("test_send_routes_tail_check",),

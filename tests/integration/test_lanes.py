@@ -14,7 +14,7 @@ from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
-from tests.clusters import scripted_cluster
+from tests.clusters import are_in_order, scripted_cluster
 
 from .lanes import BY_SPARK, LANES
 
@@ -124,10 +124,7 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world):
     assert {m.body: m.properties["traceparent"] for m in stored} == {
         b"%06d" % i: f"00-{i + 1:032x}-{i + 1:016x}-01" for i in range(3000)
     }
-    per_key: dict[str, list[bytes]] = {}
-    for message in stored:
-        per_key.setdefault(message.properties["__SHARDINGKEY"], []).append(message.body)
-    assert all(bodies == sorted(bodies) for bodies in per_key.values())
+    assert are_in_order(stored)
     epochs = world.epochs()
     assert sum(e.rows_in for e in epochs) == sum(e.acked for e in epochs) == 3000
     assert all(e.adds_up for e in epochs)

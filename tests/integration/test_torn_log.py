@@ -11,9 +11,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import Drop, FaultProxies
 from tests.clusters import make_topic, read_topic
-from tests.task.one_task import run_task
-
-from .test_lanes_faults import CTX
+from tests.task.one_task import CTX, run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -12,17 +12,14 @@ from benchmarks.peers.proxy import RocketmqProxy
 from rocket_sink import Message, Producer
 from rocket_sink.cluster import LocalCluster, conf
 from rocket_sink.errors import MessageIllegalError, SendError
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import make_topic
 from tests.integration.lanes import LANES
 from tests.proxies import faults, lanes
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
-
-CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture(scope="module")

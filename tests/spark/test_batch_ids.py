@@ -142,12 +142,8 @@ def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world)
     assert world.sent() == ROWS
 
 
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_another_frame_is_refused(world, is_complete):
-    if is_complete:
-        world.write()
-    else:
-        world.die(foreach_batch, "_append", sent_and_died)
+def test_another_frame_is_refused(world):
+    world.die(foreach_batch, "_append", sent_and_died)
     for frame, options, words in (
         (world.frame().where("body <> 'row 3'"), {}, r"for another frame \(.+\): plan was"),
         (world.frame().selectExpr("body", "body AS tags"), {}, "columns was struct<body:str"),

@@ -13,7 +13,6 @@ import pytest
 from rocket_sink.errors import CheckpointError, ConfigurationError, DeliveryError
 from rocket_sink.ledger import epoch_starts
 from rocket_sink.ledger.epoch_starts import FRAME_FACT, IdFacts
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
@@ -21,8 +20,8 @@ from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.clusters import scripted_cluster
+from tests.task.one_task import CTX
 
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
 RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
 MOVED = dataclasses.replace(RESTART, partition=1)

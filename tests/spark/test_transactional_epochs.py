@@ -118,12 +118,6 @@ def run_without_append(results, *_):
     raise Killed
 
 
-def die_at_the_seventh(self, count):
-    self._report.committed += count
-    if self._report.committed >= 7:
-        raise Killed
-
-
 def test_an_epoch_is_hidden_until_its_append(query, monkeypatch):
     query.killed(monkeypatch, foreach_batch, "_append", run_without_append)
     assert not query.seen() and query.open() == ROWS
@@ -138,18 +132,6 @@ def test_an_epoch_is_hidden_until_its_append(query, monkeypatch):
     # Delta skips an epoch that it has; a second run sends and commits nothing.
     query.epoch(0)
     assert query.seen() == {0: ROWS} and not query.open()
-
-
-def test_killed_drivers_are_mended_by_the_next_start(query, monkeypatch):
-    query.killed(monkeypatch, TransactionCommitter, "_end", die)
-    assert not query.seen() and query.epochs()[0].open
-    # A queue has one request at a time, so that not all are in flight at the driver's death.
-    ordered = {"ordering": "best_effort"}
-    query.killed(monkeypatch, HalfMessageCommitter, "_done", die_at_the_seventh, **ordered)
-    assert 7 <= query.seen()[0] < ROWS and query.epochs()[0].open
-    query.epoch(1)
-    assert query.seen() == {0: ROWS, 1: ROWS}
-    assert not any(row.open for row in query.epochs().values())
 
 
 def test_an_end_that_the_ledger_does_not_know_of(query, monkeypatch):

@@ -73,24 +73,6 @@ def in_thread(function, *arguments):
         return pool.submit(function, *arguments).result()
 
 
-def test_two_sinks_of_one_ledger(world):
-    def writing(*sinks):
-        def epoch(frame, number):
-            for sink in sinks:
-                sink.write_batch(frame, number)
-
-        return epoch
-
-    # In one query, the second write would look like a repetition of the epoch.
-    with pytest.raises(Exception, match="Give each sink an appId of its own"):
-        world.stream(writing(world.sink("one"), world.sink("two")), "a")
-    world.cluster.brokers[0].store.forget("one")
-    world.stream(writing(world.sink("one", "first"), world.sink("two", "second")), "b")
-    assert world.sent("one", "two") == [[b"a", b"b"]] * 2
-    rows = world.view("SELECT query_id, acked FROM epochs WHERE lane IS NOT NULL")
-    assert {*rows} >= {("first", 2), ("second", 2)}
-
-
 def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
 

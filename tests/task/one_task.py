@@ -8,10 +8,13 @@ import contextlib
 
 import pyarrow as pa
 
+from rocket_sink.ledger.records import RunContext
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
+
+CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 def run_task(options, ctx, columns, **more):

@@ -9,13 +9,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.task.message_ids import ContentIds
+from tests.task.one_task import CTX
 
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
 
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import DeliveryError
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.task import request_factory
@@ -20,12 +19,11 @@ from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
 from tests.clusters import scripted_cluster
 from tests.group_faults import FAULTS, groups
 from tests.ledger.values import spool_rows
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 
 assert groups  # a fixture
 
 TOPIC = "t"
-CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 900
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
 

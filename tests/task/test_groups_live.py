@@ -8,18 +8,16 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.cluster import DEFAULT_VERSION
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import SysFlag
 from tests.clusters import make_topic, repair
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 from tests.producer.waiting import until
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 3000
 TYPE = "message.type"
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'

@@ -7,15 +7,11 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import OptionError
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 from tests.task.test_worker import spooled
-
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
-
 
 cluster = scripted_cluster(t=4, dead=4)
 

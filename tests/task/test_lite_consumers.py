@@ -5,18 +5,16 @@ import pytest
 from benchmarks.peers.jars import resolve_modules
 from benchmarks.peers.proxy import RocketmqProxy
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from tests.java_client import FOLDER, run_java
 from tests.producer.waiting import until
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 VERSION = "5.5.0"
 CLIENT = "rocketmq-client-java-5.2.0"
-CTX = RunContext("q", "r", 0, 0, 1, 7, 0, worker="w:1", lane="foreach")
 ROWS = 10
 QUOTA = 2_000
 """Lite topics that a consumer may have (lite.sub.client.quota); its default in RocketMQ."""

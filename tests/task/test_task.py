@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink import errors
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
@@ -29,9 +28,9 @@ from rocket_sink.task.totals import COUNTS, RowTotals, WriteSummary
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
+from tests.task.one_task import CTX
 from tests.task.stub_engine import StubEngine, publish_info
 
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 COLUMN_TYPES = {name: LEDGER_SCHEMA.field(name).type for name in (
     "flag", "properties", "delay_level", "delay_ms", "delivery_timestamp", "priority",
     "lite_topic", "queue_id", "broker_name", "sharding_key",

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.task.message_ids import fingerprint, task_ids
+from tests.task.one_task import CTX
 
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 MAP = pa.map_(pa.string(), pa.string())
 OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
 

@@ -5,7 +5,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
@@ -14,10 +13,9 @@ from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.trace import MessageType, PubTrace
 from tests.clusters import scripted_cluster
 from tests.decoding import decode_trace
-from tests.task.one_task import run_task
+from tests.task.one_task import CTX, run_task
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 
 
 cluster = scripted_cluster(**{TOPIC: 1})

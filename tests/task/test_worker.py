@@ -4,17 +4,14 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import CheckpointError, DeliveryError, NameServerUnavailableError
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
-from tests.clusters import scripted_cluster
+from tests.clusters import are_in_order, scripted_cluster
 from tests.ledger.values import spool_rows
-
-CTX = RunContext("q", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
-
+from tests.task.one_task import CTX
 
 PATIENT = {"sendMsgTimeout": 60_000, "suspectAfterMs": 60_000, "faultTable": "60s:1s"}
 """Options by which no broker looks slow on a busy machine: best_effort would move keys then."""
@@ -60,10 +57,7 @@ def test_every_row_is_stored_in_order_and_the_spool_says_so(cluster, pool, tmp_p
     # A busy machine may make an answer late: then a request is sent twice, but it is counted.
     assert len(stored) - 2000 <= summary.duplicates_possible
     assert summary.acked == 2000
-    per_key: dict[str, dict[bytes, None]] = {}
-    for message in stored:
-        per_key.setdefault(message.properties["__SHARDINGKEY"], {})[message.body] = None
-    assert ordering == "none" or all(list(f) == sorted(f) for f in per_key.values())
+    assert ordering == "none" or are_in_order(stored)
     rows = spooled(tmp_path)
     answered = [r for r in rows if r["kind"] == "send"]
     assert sum(r["message_count"] for r in answered) == 2000

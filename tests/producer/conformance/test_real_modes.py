@@ -22,8 +22,7 @@ from tests.java_client import read_with_java
 from tests.producer.conftest import stored
 from tests.producer.waiting import until
 from tests.python import run_python
-from tests.task.one_task import run_task
-from tests.task.test_pending_keys import CTX
+from tests.task.one_task import CTX, run_task
 
 pytestmark = pytest.mark.cluster
 

@@ -13,8 +13,7 @@ from rocket_sink.testing import Answer
 from rocket_sink.testing.script import Drop
 from rocket_sink.wire.codes import RequestCode, ResponseCode, mq_version
 from tests.producer.waiting import until
-from tests.task.one_task import run_task
-from tests.task.test_pending_keys import CTX
+from tests.task.one_task import CTX, run_task
 
 KEYED = {"attributes": {"cleanup.policy": "COMPACTION"}}
 

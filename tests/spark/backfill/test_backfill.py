@@ -27,6 +27,7 @@ from rocket_sink.spark.backfill.parking import park, unpark
 from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
 from rocket_sink.testing import Answer, FakeCluster
+from tests.clusters import are_in_order
 from tests.spark.settings import setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -304,10 +305,7 @@ class TestTables:
         plan, sent = desk.run(desk.table(rows))
         assert (plan.pending, plan.selected, sent.resent) == (64, 64, 64)
         assert desk.bodies() == sorted(row[0] for row in rows)
-        seen: dict[str | None, list[bytes]] = {}
-        for message in desk.cluster.messages(TOPIC):
-            seen.setdefault(message.properties.get("__SHARDINGKEY"), []).append(message.body)
-        assert all(got == sorted(got) for got in seen.values())
+        assert are_in_order(desk.cluster.messages(TOPIC))
         assert len({m.message_id for m in desk.cluster.messages(TOPIC)}) == 64
         again = desk.table([*rows, ("equal", "k0", 100), ("new", "k1", 7)])
         plan, sent = desk.run(again)
