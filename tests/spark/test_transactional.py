@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs, ipc
 
-from rocket_sink import RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.ledger import lock as lock_module
 from rocket_sink.ledger.lock import Lease
@@ -333,8 +332,6 @@ def test_lanes_without_a_decision_are_refused(world):
     assert marker.check_group("id", world.options(namespace="ns")) == "ns%rocket-sink-id"
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         TaskRunner(world.options(), dataclasses.replace(CTX, lane="foreach"))
-    with pytest.raises(ConfigurationError, match="foreachBatch"):
-        RocketSink(world.options()).__getstate__()
 
 
 # --- check-backs -----------------------------------------------------------------------------

@@ -42,7 +42,6 @@ def test_a_wrong_function_is_answered_by_the_right_one(
     with pytest.raises(StreamingQueryException) as caught:
         run(writer, tmp_path / "checkpoint")
     assert meant in str(caught.value)
-    run(rows.writeStream.foreachBatch(sink_of(cluster).write_batch), tmp_path / "right")
 
 
 def test_a_frame_of_a_stopped_session_is_refused(cluster):

@@ -44,33 +44,6 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
         assert (summary.dead, summary.held_back) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("batches", "expected"),
-    [
-        ([[3, 1], [None, None]], [1, 3, None, None]), ([[None, None], [3, 1]], [1, 3, None, None]),
-        ([[None], [None]], [None, None]),
-    ],
-)  # fmt: skip
-def test_rows_are_sorted_however_batches_are_cut(batches, expected):
-    schema = pa.schema([("body", pa.string()), ("sharding_key", pa.string()), ("ts", pa.int64())])
-
-    def batch(times):
-        columns = [[str(at) for at in times], ["K"] * len(times), times]
-        arrays = [
-            pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)
-        ]
-        return pa.record_batch(arrays, schema=schema)
-
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("orders", 4)
-        with TableProducer(
-            nameServer=cluster.name_server, topic="orders", ordering="strict", orderBy="ts"
-        ) as producer:
-            producer.send([batch(times) for times in batches])
-        bodies = [message.body.decode() for message in cluster.messages("orders")]
-    assert bodies == [str(at) for at in expected]
-
-
 @pytest.mark.parametrize("ordering", IN_ORDER)
 def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(ordering):
     """The broker stored the batch and answered with an error; sent singly, the first row fails."""

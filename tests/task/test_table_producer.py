@@ -17,7 +17,6 @@ from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
 from tests.ledger.values import session, spool_rows
 from tests.ledger.views import view_rows
-from tests.python import run_python
 
 cluster = scripted_cluster(orders=4)
 
@@ -177,16 +176,6 @@ def test_the_account_of_a_send_that_fails_has_what_was_under_way(cluster, make, 
     (account,) = (row for row in rows if row["kind"] == "epoch")
     unknown = [row["message_count"] for row in rows if row["outcome"] == "unknown"]
     assert not account["complete"] and account["unknown"] == sum(unknown) > 0
-
-
-def test_no_spark_is_needed(cluster):
-    code = (
-        "import sys, pyarrow, rocket_sink;"
-        f"p = rocket_sink.TableProducer(nameServer='{cluster.name_server}', topic='orders');"
-        "p.send(pyarrow.table({'body': [b'x']})); p.close();"
-        "sys.exit(any(name.split('.')[0] in ('pyspark', 'py4j', 'delta') for name in sys.modules))"
-    )
-    run_python("-c", code)
 
 
 def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_letters(
