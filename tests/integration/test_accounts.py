@@ -1,7 +1,5 @@
 """The accounts of a query by foreach, of which Spark reads more rows than it hands over."""
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -10,9 +8,7 @@ from deltalake import DeltaTable
 
 from rocket_sink import Ledger, RocketSink
 from tests.clusters import scripted_cluster
-from tests.ledger.views import quick_ledger
-from tests.producer.waiting import until
-from tests.spark.streams import run
+from tests.spark.streams import confirmed_epochs, run
 
 from .lanes import read_stream
 
@@ -22,12 +18,6 @@ PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}
 
 
 cluster = scripted_cluster(1, t=4)
-
-
-def epochs_of(folder):
-    """Return the epochs that delta-rs and DuckDB read."""
-    quick = quick_ledger(folder)
-    return quick.query("SELECT * FROM epochs ORDER BY query_id, epoch").to_pylist()
 
 
 def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(spark, cluster, tmp_path):
@@ -43,24 +33,12 @@ def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(spark, cluster, tmp_p
         sink = RocketSink(**options, ledger=str(tmp_path / "ledger"), appId=app_id)
         query = run(rows.writeStream.foreach(sink), tmp_path / f"checkpoint-{app_id}")
         runs[app_id or query.id] = query.runId
-    confirmed = _confirmed(spark, Ledger(tmp_path / "ledger"))
-    assert {epoch["query_id"]: epoch["run_id"] for epoch in confirmed} == runs
+    confirmed = confirmed_epochs(spark, Ledger(tmp_path / "ledger"))
+    assert {epoch.query_id: epoch.run_id for epoch in confirmed} == runs
     for epoch in confirmed:
-        assert (epoch["rows_in"], epoch["num_input_rows"], epoch["missing_rows"]) == (60, 100, 0)
-        assert epoch["confirmed"] and epoch["adds_up"]
+        assert (epoch.rows_in, epoch.num_input_rows, epoch.missing_rows) == (60, 100, 0)
+        assert epoch.adds_up
     rows = DeltaTable(tmp_path / "ledger").to_pyarrow_dataset().to_table()
     rows = rows.filter(pc.equal(rows["kind"], "epoch"))
     spark_rows = rows.filter(pc.is_null(rows["complete"]))
     assert spark_rows["rows_in"].to_pylist() == [60, 60]  # Spark handed over these rows.
-
-
-def _confirmed(spark, ledger):
-    """Return all epochs, after the listener's events, which come late."""
-    folder = Path(ledger.path)
-
-    def all_confirmed():
-        ledger.sync(spark)
-        return all(epoch["confirmed"] for epoch in epochs_of(folder))
-
-    until(all_confirmed, poll_s=0.2)
-    return epochs_of(folder)

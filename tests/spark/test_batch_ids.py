@@ -13,6 +13,7 @@ from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.integration.lanes import write
 from tests.ledger.views import view_rows
 
 pytestmark = pytest.mark.spark
@@ -39,11 +40,9 @@ class World:
         sink = RocketSink(**{**self.options, **options})
         return sink.write(self.frame() if frame is None else frame, batch_id=batch_id)
 
-    def save(self, frame=None, batch_id=ID, **options):
+    def save(self, frame, **options):
         register(self.spark, ledger=str(self.ledger))
-        texts = {**self.options, "batchId": batch_id, **options}
-        writer = (self.frame() if frame is None else frame).write.format("rocketmq").mode("append")
-        writer.options(**{name: str(value) for name, value in texts.items()}).save()
+        write("source_batch", frame, {**self.options, "batchId": ID, **options})
 
     def die(self, owner, name, death, **options):
         """Write, and let the driver die in the function `name`."""

@@ -13,7 +13,7 @@ from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessa
 from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
-from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 
 
@@ -66,21 +66,22 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(tmp_path, ca
     assert "that epoch 7 is done" in caplog.text
 
 
-def test_rows_that_tasks_hand_over_are_kept_once(tmp_path):
+cluster = scripted_cluster(1, t=1)
+
+
+def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path):
     """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 1)
-        settings = {
-            "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
-            "ledgerVia": "spark", "maxEpochFailures": "0",
-        }  # fmt: skip
-        options = read_options(settings)
-        columns = resolve_columns(pa.schema({"body": pa.string()}), options)
-        writer = BatchWriter(options, columns, "run", "query")
-        sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
-        with pytest.raises(DeliveryError, match=r"1 of 3 rows could not .* backfill them"):
-            writer.commit([sent])
-        writer.abort([sent])
+    settings = {
+        "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
+        "ledgerVia": "spark", "maxEpochFailures": "0",
+    }  # fmt: skip
+    options = read_options(settings)
+    columns = resolve_columns(pa.schema({"body": pa.string()}), options)
+    writer = BatchWriter(options, columns, "run", "query")
+    sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
+    with pytest.raises(DeliveryError, match=r"1 of 3 rows could not .* backfill them"):
+        writer.commit([sent])
+    writer.abort([sent])
     files = [path for path in (tmp_path / "l" / "_spool").rglob("*") if path.is_file()]
     kinds = Counter(row["kind"] for row in spool_rows(*files))
     assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)

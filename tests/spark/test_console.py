@@ -10,6 +10,7 @@ from rocket_sink.spark.console import warn_of_losses
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
+from tests.integration.lanes import stream_writer
 from tests.python import run_python
 from tests.spark.streams import run, stream_of
 from tests.spark.test_listener import wait_for
@@ -110,25 +111,26 @@ def options(cluster, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "early", "datasource"])
+@pytest.mark.parametrize(
+    ("lane", "shown", "is_early"),
+    [
+        ("foreach", "foreach", False), ("foreach_batch", "foreachBatch", False),
+        ("foreach_batch", "foreachBatch", True), ("source_stream", "datasource", False),
+    ],
+)  # fmt: skip
 def test_a_query_says_its_start_its_losses_and_its_end(
-    spark, options, tmp_path, caplog, lane, monkeypatch
+    spark, options, tmp_path, caplog, lane, shown, is_early, monkeypatch
 ):
-    """The lane `early` is foreachBatch, with a sink that is older than its session."""
+    """An early sink is older than its session."""
     caplog.set_level("INFO", CONSOLE)
     rows = stream_of(spark, tmp_path, '{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
     ledger = options["ledger"]
-    if lane == "datasource":
+    if lane == "source_stream":
         register(spark, ledger=ledger)
-        writer = rows.writeStream.format("rocketmq").options(**options)
-    elif lane == "foreach":
-        writer = rows.writeStream.foreach(RocketSink(**options))
-    else:
-        with monkeypatch.context() as patch:
-            if lane == "early":
-                patch.setattr("rocket_sink.spark.listener.active_session", lambda: None)
-            sink = RocketSink(**options)
-        writer = rows.writeStream.foreachBatch(sink.write_batch)
+    with monkeypatch.context() as patch:
+        if is_early:
+            patch.setattr("rocket_sink.spark.listener.active_session", lambda: None)
+        writer = stream_writer(lane, rows, options)
     if lane != "foreach":
         writer = writer.queryName("orders")
     query = run(writer, tmp_path / "checkpoint")
@@ -136,12 +138,11 @@ def test_a_query_says_its_start_its_losses_and_its_end(
     wait_for(lambda: any(" ended: " in text for text in texts(caplog, name)))
     lines = texts(caplog, name)
     # Spark hides the sink of a foreachBatch query without epochs.
-    if lane not in ("foreachBatch", "early"):
+    if lane != "foreach_batch":
         caplog.clear()
         run(writer, tmp_path / "checkpoint")
         wait_for(lambda: len(texts(caplog, name)) > 1)
         assert texts(caplog, name)[1:] == [f"the query {name} ended: 0 rows in; ledger {ledger}"]
-    shown = lane.replace("early", "foreachBatch")
     start = f"the query {name} sends to the topic flights by {shown}, delivery at_least_once"
     assert lines.pop(0).startswith(start)
     assert lines[0].startswith(f"1 of 3 rows of epoch 0 of the query {name} were not delivered")

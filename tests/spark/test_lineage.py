@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import threading
-import time
 import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -201,24 +200,6 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector, caplog, is_wel
         text = f"the write a/{writer.run_id} ended: 3 rows in, 2 acknowledged, 1 dead letter;"
         assert text in caplog.text
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
-
-
-def test_a_silent_collector_is_waited_for_by_the_first_process_only(collector, monkeypatch):
-    """The collector takes connections, and answers no process of a batch by format."""
-    collector.answers.clear()
-    try:
-        source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
-        began_s = time.monotonic()
-        planned = source.writer(BODY, False)
-        planned_s = time.monotonic()
-        monkeypatch.setattr(lineage, "emitters", [])  # the other process has its own
-        writer = pickle.loads(pickle.dumps(planned))
-        writer.commit([TaskMessage("q", "r", TaskSummary(rows_in=1, acked=1))])
-        ended_s = time.monotonic()
-    finally:
-        collector.answers.set()
-    assert ended_s - planned_s < (planned_s - began_s) / 2
-    wait_for(lambda: len(collector.events) >= 2)
 
 
 def test_a_collector_that_is_down_costs_a_warning(collector, monkeypatch, caplog):

@@ -138,11 +138,13 @@ def test_a_ledger_or_checkpoint_inside_the_input_is_refused(spark, cluster, sink
             inside.write(spark.read.schema("body STRING").json(str(folder)))
     for writer, checkpoint, words in (
         (rows.writeStream.foreach(inside), tmp_path, r"ledger \S*in/sub/ledger is inside"),
+        (rows.writeStream.foreachBatch(inside.write_batch), tmp_path / "batches", "is inside"),
         (sink.stream(rows), read, f"checkpoint file:{read}/checkpoint is inside {read}"),
     ):
         query = writer.option("checkpointLocation", str(checkpoint / "checkpoint")).start()
-        with pytest.raises(StreamingQueryException):
+        with pytest.raises(StreamingQueryException) as caught:
             query.awaitTermination(DEADLINE_S)
-        assert re.search(words, caplog.text)
+        assert re.search(words, f"{caplog.text}\n{caught.value}")
+        caplog.clear()
     assert cluster.messages("flights") == []
     assert sink.write(spark.read.schema("body STRING").json(str(read))).acked == 1

@@ -8,10 +8,11 @@ from pyspark.errors import PySparkImportError
 
 from rocket_sink.spark.packs import pack
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
 from tests.spark.streams import run
 
 MIB = 1 << 20
+cluster = scripted_cluster(1)
 
 
 def opened(packs):
@@ -49,7 +50,7 @@ def test_nested_and_null_columns_keep_their_values():
 @pytest.mark.spark
 @pytest.mark.parametrize("has_pandas", [True, False])
 def test_a_stream_hands_over_packs_or_says_why_it_cannot(
-    spark, tmp_path, monkeypatch, caplog, has_pandas
+    spark, cluster, tmp_path, monkeypatch, caplog, has_pandas
 ):
     if not has_pandas:
         refuse = Mock(side_effect=PySparkImportError("pandas >= 2.2.0 must be installed"))
@@ -58,10 +59,9 @@ def test_a_stream_hands_over_packs_or_says_why_it_cannot(
     numbers = spark.range(2000).selectExpr("CAST(id AS STRING) AS body")
     numbers.write.parquet(str(tmp_path / "in"))
     rows = spark.readStream.schema("body STRING").parquet(str(tmp_path / "in"))
-    with FakeCluster(brokers=1) as cluster:
-        sink = RocketSink(nameServer=cluster.name_server, topic="t")
-        query = run(sink.stream(rows), tmp_path / "c")
-        plan = query._jsq.explainInternal(False)
-        assert sorted(int(message.body) for message in cluster.messages("t")) == [*range(2000)]
+    sink = RocketSink(nameServer=cluster.name_server, topic="t")
+    query = run(sink.stream(rows), tmp_path / "c")
+    plan = query._jsq.explainInternal(False)
+    assert sorted(int(message.body) for message in cluster.messages("t")) == [*range(2000)]
     assert ("MapInArrow" in plan) is has_pandas
     assert ("pandas >= 2.2.0 must be installed" in caplog.text) is not has_pandas

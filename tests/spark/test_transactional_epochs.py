@@ -156,15 +156,6 @@ def test_an_epoch_is_ended_under_a_live_lock_alone(query, monkeypatch):
     assert query.seen() == {0: ROWS, 1: ROWS}
 
 
-def test_a_broker_asks_before_anybody_has_ended_it(query, monkeypatch):
-    query.killed(monkeypatch, TransactionCommitter, "_end", die)
-    query.cluster.check_transactions()
-    until(lambda: query.seen() == {0: ROWS}, timeout_s=60)
-    query.cluster.check_transactions()
-    until(lambda: not query.open(), timeout_s=60)
-    assert query.seen() == {0: ROWS}
-
-
 def test_a_ledger_that_was_made_anew_has_its_own_answers(shared, monkeypatch, tmp_path):
     """The query of the new ledger has the same name and the same epochs."""
     spark, cluster, _ = shared

@@ -52,16 +52,6 @@ def test_a_frame_of_a_stopped_session_is_refused(cluster):
             call(SimpleNamespace(sparkSession=stopped))
 
 
-def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(cluster, rows, tmp_path):
-    sink = sink_of(cluster, ledger=str(tmp_path / "in" / "ledger"))
-    with pytest.raises(StreamingQueryException, match="is inside"):
-        run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
-    assert cluster.messages("flights") == []
-    epochs: list[int] = []
-    run(rows.writeStream.foreachBatch(lambda df, epoch: epochs.append(epoch)), tmp_path / "others")
-    assert epochs == [0]
-
-
 @pytest.mark.parametrize(
     ("select", "refused"),
     [

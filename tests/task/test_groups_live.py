@@ -1,7 +1,6 @@
 """Groups of single messages at real brokers, read by the official Java client."""
 
 import random
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +24,13 @@ HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'
 
 def read(cluster, topic, version):
     """Return all rows, once the brokers have delivered them."""
-    until_s = time.monotonic() + 60
-    messages = read_with_java(cluster, topic, version)
-    while len(messages) < ROWS and time.monotonic() < until_s:
-        time.sleep(0.5)
-        messages = read_with_java(cluster, topic, version)
+    messages = []
+
+    def are_all_there():
+        messages[:] = read_with_java(cluster, topic, version)
+        return len(messages) >= ROWS
+
+    until(are_all_there, 60, 0.5)
     return messages
 
 

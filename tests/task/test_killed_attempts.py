@@ -1,4 +1,4 @@
-"""The ledger announces the messages of a killed task attempt: the next attempt sends them again."""
+"""Attempts of a task that died before: the next attempt may store each of its rows twice."""
 
 import pyarrow as pa
 import pytest
@@ -10,13 +10,12 @@ from rocket_sink.ledger.transport.handed import spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import ResponseCode
+from tests.clusters import scripted_cluster
 from tests.ledger.values import context
 
-ROWS = {"body": [f"row {number}" for number in range(200)]}
-
-
+cluster = scripted_cluster(1, t=1)
 EPOCH = str(context().epoch)
 PENDING = IdFacts(pending_epoch=EPOCH)
 UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
@@ -39,25 +38,23 @@ UNRECORDED = IdFacts(pending_epoch=EPOCH, unrecorded_epoch=EPOCH)
     ],
 )
 def test_an_attempt_beside_others_that_left_no_record_doubts_all(
-    tmp_path, lane, attempt, speculation, settings, is_doubtful, is_repeated
+    cluster, tmp_path, lane, attempt, speculation, settings, is_doubtful, is_repeated
 ):
     """A dead letter may be stored if any earlier attempt may have sent its row."""
     rows: list[pa.RecordBatch] = []
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 1)
-        cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "closed"), times=1)
-        options = SinkOptions.parse(
-            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
-            allowSpeculation=speculation, ledgerVia="spark" if lane == "handed" else "spool",
-            requestMaxMessages=1, retryTimesWhenSendFailed=0,
-        )  # fmt: skip
-        batch = pa.RecordBatch.from_pydict(ROWS).slice(0, 9)
-        run = TaskRunner(
-            options, context(attempt_number=attempt, lane=lane), settings=settings,
-            emit=rows.append if "batch" in lane else None, hands_over=lane == "handed",
-        )  # fmt: skip
-        run.feed(batch, resolve_columns(batch.schema, options))
-        run.finish()
+    cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "closed"), times=1)
+    options = SinkOptions.parse(
+        nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
+        allowSpeculation=speculation, ledgerVia="spark" if lane == "handed" else "spool",
+        requestMaxMessages=1, retryTimesWhenSendFailed=0,
+    )  # fmt: skip
+    batch = pa.RecordBatch.from_pydict({"body": [f"row {number}" for number in range(9)]})
+    run = TaskRunner(
+        options, context(attempt_number=attempt, lane=lane), settings=settings,
+        emit=rows.append if "batch" in lane else None, hands_over=lane == "handed",
+    )  # fmt: skip
+    run.feed(batch, resolve_columns(batch.schema, options))
+    run.finish()
     place = resolve_path(options.ledger)
     if run.handed is not None:
         spool_handed(place, [run.handed])

@@ -14,6 +14,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from tests.clusters import scripted_cluster
 
 IN_ORDER = ("strict", "best_effort")
 
@@ -44,26 +45,25 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
         assert (summary.dead, summary.held_back) == (2, 1)
 
 
+cluster = scripted_cluster(1, t=1)
+
+
 @pytest.mark.parametrize("ordering", IN_ORDER)
-def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(ordering):
+def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(cluster, ordering):
     """The broker stored the batch and answered with an error; sent singly, the first row fails."""
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t", 1)
-        script = cluster.brokers[0].script
-        script.add(
-            Answer(1, "java.lang.IllegalStateException: x", stores=True),
-            matches=lambda frame: frame.code == RequestCode.SEND_BATCH_MESSAGE, times=1,
-        )  # fmt: skip
-        script.add(
-            Answer(13, "illegal"), times=None,
-            matches=lambda frame: frame.code == RequestCode.SEND_MESSAGE_V2 and b"a1" in frame.body,
-        )  # fmt: skip
-        with TableProducer(
-            nameServer=cluster.name_server, topic="t", ordering=ordering, retryTimesWhenSendFailed=0
-        ) as producer:
-            rows = pa.table({"body": ["a1", "a2", "a3"], "sharding_key": ["A"] * 3})
-            result = producer.send(rows)
-        assert len(cluster.messages("t")) == 3
+    script = cluster.brokers[0].script
+    script.add(
+        Answer(1, "java.lang.IllegalStateException: x", stores=True),
+        matches=lambda frame: frame.code == RequestCode.SEND_BATCH_MESSAGE, times=1,
+    )  # fmt: skip
+    script.add(
+        Answer(13, "illegal"), times=None,
+        matches=lambda frame: frame.code == RequestCode.SEND_MESSAGE_V2 and b"a1" in frame.body,
+    )  # fmt: skip
+    options = {"nameServer": cluster.name_server, "topic": "t", "retryTimesWhenSendFailed": 0}
+    with TableProducer(ordering=ordering, **options) as producer:
+        result = producer.send(pa.table({"body": ["a1", "a2", "a3"], "sharding_key": ["A"] * 3}))
+    assert len(cluster.messages("t")) == 3
     assert (result.summary.unknown, result.summary.dead) == (3, 0)
     letters = result.dead_letters.select(["reason", "outcome", "maybe_duplicate"]).to_pylist()
     assert letters == [{"reason": "unknown", "outcome": "unknown", "maybe_duplicate": True}] * 3
