@@ -20,7 +20,7 @@ class Refused(AnalysisException):
 def no_java(monkeypatch):
     for name, answer in (
         ("warn_of_settings", None), ("speculates", True), ("is_classic", False),
-        ("task_slots", 8), ("pushes_filters", False),
+        ("task_slots", 8), ("pushes_filters", False), ("freeze_once", None),
     ):  # fmt: skip
         monkeypatch.setattr(datasource, name, Mock(return_value=answer))
 
@@ -35,7 +35,7 @@ def test_writers_know_the_facts_of_the_session():
     with pytest.raises(ConfigurationError, match="speculation"):
         source(options).streamWriter(schema, False)
     writer = source({**options, "allowSpeculation": "true"}).streamWriter(schema, False)
-    assert writer.options.rate_tasks == 8
+    assert writer.options.rate_tasks == 8 and datasource.freeze_once.called
 
 
 def test_a_source_that_spark_keeps_is_told_of(caplog):

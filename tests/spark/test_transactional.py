@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -23,7 +24,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.rows.contract import HALF_BYTES, resolve_columns
 from rocket_sink.spark.decided_epoch import read_halves
-from rocket_sink.spark.transactions import CheckBacks
+from rocket_sink.spark.transactions import CheckBacks, EndReport, TransactionChecker
 from rocket_sink.task import transaction_marker as marker
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.transaction_marker import HalfMark
@@ -402,3 +403,12 @@ def test_what_cannot_be_ended_now_is_tried_again_later(world):
     for now_s.return_value, tries in ((0.0, 1), (1.0, 1), (29.0, 1), (31.0, 2)):
         assert decide(asked(world.open()[0])) is UNKNOWN
         assert end.call_count == tries
+
+
+@pytest.mark.parametrize(("committed", "refused"), [(0, 0), (2, 0), (0, 3)])
+def test_an_end_that_a_broker_asked_for_is_reported(caplog, committed, refused):
+    report, on_end = EndReport("q", 3, committed, refused=refused), Mock()
+    committer = Mock(**{"end.return_value": report})
+    TransactionChecker._end(SimpleNamespace(_committer=committer, on_end=on_end), "q", 3)
+    assert on_end.call_args_list == [call(report)] * (committed + refused > 0)
+    assert ("3 messages of query q epoch 3 are lost" in caplog.text) is (refused > 0)

@@ -416,8 +416,9 @@ def test_which_options_a_backfill_keeps(given, kept):
 
 
 def test_what_was_settled_since_the_plan_is_left_out(bed):
-    total, spool = bed.send(letters(["a", "a", "b"]), settled={"letter-1", "letter-7"})
-    assert (total.resent, total.left_out, len(bed.stored())) == (2, 1, 2)
+    settled = {"letter-1", "letter-3", "letter-7"}
+    total, spool = bed.send(letters(["a", "a", "b", "b"]), settled=settled, chunk=2)
+    assert (total.resent, total.left_out, len(bed.stored())) == (2, 2, 2)
     assert spool.resolved() == {"letter-0", "letter-2"}
 
 
