@@ -15,7 +15,7 @@ from .lanes import LANES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
-ROWS = 3000
+ROWS = 600
 
 
 cluster = scripted_cluster(t=4)

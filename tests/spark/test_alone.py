@@ -226,6 +226,35 @@ def test_ids_depend_on_settings_and_not_on_a_clusters_address(monkeypatch, maste
     assert "UTC" in str(facts)
 
 
+@pytest.mark.parametrize(
+    ("properties", "run"),
+    [
+        ({context.QUERY_ID: "q", context.JOB_GROUP: "r"}, "r"),
+        ({context.QUERY_ID: "q", context.RUN_ID: "r", context.JOB_GROUP: "user's"}, "r"),
+        ({context.QUERY_ID: "q"}, ""),
+        ({context.JOB_GROUP: "a batch's, named by its user"}, ""),
+    ],
+)
+def test_the_run_is_told_from_the_query(properties, run):
+    assert context.streaming_run(properties.get) == run
+
+
+@pytest.mark.parametrize(
+    ("options", "lane"),
+    [({"ledger": "new"}, ""), ({"appId": "a"}, ""), ({"ledgerVia": "spark"}, ""), ({}, "batches")],
+)
+def test_each_way_to_leave_records_begins_anew(tmp_path, caplog, options, lane):
+    # A run with another ledger writes its note there, so this ledger has no note of the run.
+    epochs, last = [], "" if "ledger" in options else "0"
+    starts = (({}, "", ""), (options, lane, "0"), ({}, "", "0"))
+    for run, (more, by, pending) in enumerate(starts):
+        ledger = tmp_path / more.get("ledger", "old")
+        sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
+        epochs.append(session_checks.unrecorded_by(sink, None, "q", str(run), pending, by))
+    assert epochs == ["", "0", last]
+    assert caplog.text.count("epoch 0 was begun before") == len("".join(epochs))
+
+
 def stage(at_ms: int, attempt: int = 0) -> Any:
     return SimpleNamespace(submissionTime=lambda: at_ms, currentAttemptId=lambda: attempt)
 
@@ -761,6 +790,8 @@ def test_the_bounds_of_options_to_read(name, low, is_stream):
 
 
 def test_what_is_read_without_options():
+    with pytest.raises(errors.OptionError, match="endingOffsets is for read, not readStream"):
+        ReadOptions.parse({"topic": "t", "endingOffsets": "5"}, is_stream=True)
     assert vars(ReadOptions.parse({"nameServer": "h:1", "topic": "t"})[0]) == {
         "starting_offsets": "earliest", "ending_offsets": "latest", "start_timestamp": -1,
         "end_timestamp": -1, "max_messages_per_partition": 0, "fail_on_data_loss": True,

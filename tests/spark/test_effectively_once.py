@@ -326,14 +326,6 @@ def test_a_broker_that_stays_away_is_given_up(world):
     assert 0 < summary.acked < ROWS
 
 
-def test_own_message_ids_know_no_partition(unordered):
-    table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))
-    unordered.run(CTX, rows=table)
-    summary = unordered.run(MOVED, rows=table)
-    unordered.check()
-    assert summary.found_stored == ROWS
-
-
 def test_a_checkpoint_that_was_cut_back_is_a_replay(unordered):
     world = unordered
     for epoch in range(10):
@@ -364,13 +356,6 @@ def test_without_a_ledger_a_replay_cannot_be_told(unordered):
     unordered.run(CTX, ledger="", replayCheck="always")
     assert unordered.run(CTX, ledger="", replayCheck="always").found_stored == ROWS
     unordered.check()
-
-
-def test_at_least_once_doubles_what_this_is_for(unordered):
-    """The harness sees duplicates if there are any."""
-    unordered.run(CTX, delivery="at_least_once")
-    unordered.run(RESTART, delivery="at_least_once")
-    assert sum(unordered.stored().values()) == 2 * ROWS
 
 
 class TestOtherIds:

@@ -113,6 +113,7 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
         ({"startingOffsets": "earliest", "startTimestamp": 1}, "not both"),
         ({"startingOffsets": '{"broker-z:0": 1}'}, "startingOffsets: .*no queue 'broker-z:0'"),
         ({"endingOffsets": '{"broker-z:0": 1}'}, "endingOffsets: .*no queue 'broker-z:0'; .*a:0"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for readStream, not read"),
         ({"topic": ""}, "topic"),
         ({"topic": "nosuch"}, "nosuch"),
     ],

@@ -341,15 +341,3 @@ def test_a_queue_that_brokers_do_not_give_any_more(cluster):
         reader(cluster).latestOffset(start, ALL)
     kept = reader(cluster, failOnDataLoss="false").latestOffset(start, ALL)
     assert kept == start
-
-
-@pytest.mark.parametrize(
-    ("option", "is_stream", "text"),
-    [
-        ("endingOffsets", True, "endingOffsets is for read, not readStream"),
-        ("maxOffsetsPerTrigger", False, "maxOffsetsPerTrigger is for readStream, not read"),
-    ],
-)
-def test_options_of_the_other_kind_of_read_are_refused(option, is_stream, text):
-    with pytest.raises(errors.OptionError, match=text):
-        ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC, option: "5"}, is_stream=is_stream)

@@ -8,28 +8,25 @@ import pytest
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.routing.sharding import queue_for_key
 from rocket_sink.spark.backfill.backfill import backfill_options
 from rocket_sink.spark.backfill.resend import waiting_of
 from rocket_sink.testing import FakeCluster
 from tests.spark.backfill.test_resend import TOPIC, Bed, letters
 from tests.task.one_task import run_task
+from tests.task.stub_engine import publish_info
 
 QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KEYS = [f"key-{n}" for n in range(32)]
 
 
-def java_hash(text):
-    """Return String.hashCode(), written once more for the test."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) % 2**32
-    return value - 2**32 if value >= 2**31 else value
+INFO = publish_info(TOPIC, [("broker-a", 4), ("broker-b", 4)])
 
 
-def home(key, queues=4):
-    """Return SelectMessageQueueByHash's choice from the queues of broker-a, then broker-b."""
-    index = abs(java_hash(key)) % (2 * queues)
-    return ("broker-a" if index < queues else "broker-b"), index % queues
+def home(key):
+    """Return the queue of SelectMessageQueueByHash, which conformance tests compare with Java."""
+    queue = queue_for_key(INFO, key)
+    return queue.broker_name, queue.queue_id
 
 
 AT_HOME = {key: {home(key)} for key in KEYS}
