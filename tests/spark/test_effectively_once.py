@@ -123,15 +123,6 @@ def test_a_first_attempt_asks_nothing(world):
     assert world.questions() == 0
 
 
-@pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
-def test_lost_answers_double_nothing(world, behaviour):
-    world.cluster.on_send(behaviour, times=1)
-    summary = world.run(CTX, **LOST)
-    world.check()
-    assert summary.acked == ROWS and summary.duplicates_possible == 0
-    assert 0 < summary.found_stored < ROWS
-
-
 @pytest.mark.parametrize(
     ("kept", "whole"),
     [(None, 0), ((), 0), (("UNIQ_KEY", "WAIT"), 0), (("UNIQ_KEY", "WAIT", "__SHARDINGKEY"), 1)],
@@ -165,17 +156,6 @@ def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world):
     assert summary.found_stored > 0
 
 
-def test_a_message_without_all_of_its_properties_is_sent_again(world):
-    """A stored message without all properties is not the one sent: filters would miss it."""
-    for broker in world.cluster.brokers:
-        broker.on_send(CloseConnection())
-        _store_in_part(broker, kept=("UNIQ_KEY",), head=0)
-    summary = world.run(CTX, requestMaxMessages=1)
-    world.check()
-    assert sum(m.torn for m in world.cluster.messages("t")) == 2
-    assert (summary.acked, summary.duplicates_possible, summary.found_stored) == (ROWS, 2, 0)
-
-
 def test_a_replay_sends_a_message_without_all_of_its_properties_again(world):
     world.run(CTX)
     for broker, lost in zip(world.cluster.brokers, ("WAIT", "CLUSTER"), strict=True):
@@ -187,15 +167,15 @@ def test_a_replay_sends_a_message_without_all_of_its_properties_again(world):
     assert (summary.found_stored, summary.duplicates_possible) == (ROWS - 1, 1)
 
 
-def _store_in_part(broker, then=lambda: None, *, kept=None, head=None):
-    """Store so many messages of the next request, and of the following only these properties."""
+def _store_in_part(broker, then=lambda: None, *, kept=None):
+    """Store half of the next request's messages, and of the following one these properties only."""
     put, pending = broker.store.put, [1]
 
     def cut(request, queue_id):
         stored = put(request, queue_id)
-        if pending and (len(stored) > 2 or head is not None):
+        if pending and len(stored) > 2:
             pending.clear()
-            kept_count = len(stored) // 2 if head is None else head
+            kept_count = len(stored) // 2
             for message in stored[kept_count + (kept is not None) :]:
                 broker.store.remove(message.commit_log_offset)
             if kept is not None:
@@ -216,12 +196,6 @@ def test_an_outcome_that_stays_unknown_is_not_sent_again(world):
     assert max(world.stored().values()) <= 2
     assert summary.unknown == sum(world.stored().values()) > 0
     assert summary.unknown + summary.held_back == ROWS
-
-
-def test_requests_that_got_lost_are_sent_again(world):
-    world.cluster.on_send(Drop(stores=False), times=2)
-    assert world.run(CTX, **LOST).acked == ROWS
-    world.check()
 
 
 @pytest.mark.parametrize("again", [RETRY, RESTART], ids=["retry", "restart"])

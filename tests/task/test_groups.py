@@ -138,30 +138,6 @@ def test_only_what_was_not_answered_is_sent_again(cluster, tmp_path):
     assert sum(count > 1 for count in counts.values()) == total.duplicates_possible == 30
 
 
-@pytest.mark.parametrize("way", ["kill", "freeze"])
-def test_a_broker_goes_while_groups_are_on_their_way(cluster, tmp_path, way):
-    broker = broker_of(cluster)
-    rows = 4 * ROWS
-
-    def trouble():
-        until_s = time.monotonic() + 20
-        while not broker.store.messages(TOPIC) and time.monotonic() < until_s:
-            time.sleep(0.001)
-        getattr(broker, way)()
-        time.sleep(0.5)
-        broker.restart() if way == "kill" else broker.thaw()
-
-    thread = threading.Thread(target=trouble)
-    thread.start()
-    try:
-        total = run_task(options(cluster, tmp_path), CTX, delayed(rows))
-    finally:
-        thread.join()
-    counts = copies(cluster)
-    assert set(counts) == set(delayed(rows)["body"]) and total.acked == rows
-    assert doubled(counts) <= total.duplicates_possible
-
-
 def test_one_bad_message_is_one_dead_letter(cluster, tmp_path):
     cluster.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=2, chance=0.02)
     total = run_task(options(cluster, tmp_path), CTX, delayed())
@@ -186,19 +162,6 @@ def test_no_group_where_order_counts(cluster, tmp_path, groups):
     assert total.acked == 60 and not groups
     [stored] = [b.store.messages(TOPIC) for b in cluster.brokers if b.store.messages(TOPIC)]
     assert [message.body for message in stored] == columns["body"]
-
-
-def test_old_brokers_get_delay_levels_and_no_timers(cluster, tmp_path, groups):
-    for broker in cluster.brokers:
-        broker.version = mq_version(4, 9, 4)
-    columns = delayed(
-        200, delay_ms=pa.array([60_000 if n % 4 == 0 else None for n in range(200)], pa.int64())
-    )
-    columns["delay_level"] = pa.array([None if n % 4 == 0 else 3 for n in range(200)], pa.int32())
-    total = run_task(options(cluster, tmp_path), CTX, columns)
-    assert (total.acked, total.dead) == (150, 50)
-    assert all(body.startswith(b"body") and int(body[5:]) % 4 for body in copies(cluster))
-    assert sorted(groups)[-1] > 20
 
 
 def test_compressed_bodies(cluster, tmp_path, groups):

@@ -6,7 +6,6 @@ import logging
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
@@ -99,11 +98,6 @@ def test_it_is_in_the_namespace_as_the_topic_is(cluster, tmp_path):
     refuse(cluster, "ns%t")
     send(cluster, tmp_path, {"body": [b"x"]}, namespace="ns")
     assert [message.body for message in cluster.messages("ns%dead")] == [b"x"]
-
-
-def test_the_topic_cannot_be_its_own():
-    with pytest.raises(OptionError, match="its own dead letters"):
-        SinkOptions.parse(topic="t", deadLetterTopic="t")
 
 
 def test_each_letters_attempts_have_a_number_of_their_own(cluster, tmp_path):
