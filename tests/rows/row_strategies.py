@@ -1,9 +1,6 @@
 """Rows, good and bad, as plain Python values and as record batches in any of Arrow's forms."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +33,10 @@ def _mostly_good(*, text_only=True):
     )  # fmt: skip
 
 
+def _one_of(*values):
+    return st.sampled_from(values)
+
+
 def _rarely(rare, common):
     return st.integers(0, 15).flatmap(lambda n: st.sampled_from(rare) if n == 0 else common)
 
@@ -44,7 +45,7 @@ TEXTS = st.none() | _mostly_good()
 TOPICS = _rarely(
     [None, b"x" * 128, b"", b" ", b"a b", b"a\n", b"t.x", b"SCHEDULE_TOPIC_XXXX", b"\xff",
      "töpic".encode()],
-    st.sampled_from([b"t", b"flights", b"T-1_%|x", b"x" * 127]),
+    _one_of(b"t", b"flights", b"T-1_%|x", b"x" * 127),
 )  # fmt: skip
 BODIES = _rarely([None, b"", b"x" * 31], st.binary(min_size=1, max_size=30))
 TEXT_BODIES = _rarely([None, *ODD], st.sampled_from(GOOD))
@@ -62,29 +63,19 @@ class Frame:
     table: pa.Table
 
 
-Maker = Callable[[list[Any], Any], pa.Array]
+def _binaries(values, form):
+    kinds = {"large": pa.large_binary(), "view": pa.binary_view()}
+    array = pa.array(values, kinds.get(form, pa.binary()))
+    return array.dictionary_encode() if form == "dictionary" else array
 
 
 def _texts(values, form):
-    plain = pa.array(values, pa.binary()).view(pa.string())
-    large = pa.array(values, pa.large_binary()).view(pa.large_string())
     if form == "large":
-        return large
+        return _binaries(values, form).view(pa.large_string())
+    plain = _binaries(values, "plain").view(pa.string())
     if form == "view":
         return plain.cast(pa.string_view())
-    if form == "dictionary":
-        return plain.dictionary_encode()
-    return plain
-
-
-def _binaries(values, form):
-    if form == "large":
-        return pa.array(values, pa.large_binary())
-    if form == "view":
-        return pa.array(values, pa.binary_view())
-    if form == "dictionary":
-        return pa.array(values, pa.binary()).dictionary_encode()
-    return pa.array(values, pa.binary())
+    return plain.dictionary_encode() if form == "dictionary" else plain
 
 
 def _list_parts(values):
@@ -119,10 +110,9 @@ def _maps(values, form):
 def _structs(values, form):
     """Return Kafka's headers as structs; the values are binary except in the plain form."""
     offsets, flat = _list_parts(values)
-    names = _texts([name for name, _ in flat], form)
-    items = [value for _, value in flat]
-    inner = _texts(items, "plain") if form == "plain" else _binaries(items, form)
-    struct = pa.StructArray.from_arrays([names, inner], ["key", "value"])
+    names, items = ([pair[place] for pair in flat] for place in (0, 1))
+    inner = (_texts if form == "plain" else _binaries)(items, form)
+    struct = pa.StructArray.from_arrays([_texts(names, form), inner], ["key", "value"])
     return pa.ListArray.from_arrays(offsets, struct)
 
 
@@ -141,7 +131,7 @@ def _instants(values, form):
     return scaled if unit == "ms" else scaled.cast(pa.timestamp(unit, "UTC"))
 
 
-COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Maker]] = {
+COLUMNS = {
     "topic": (TOPICS, _texts),
     "tags": (TEXTS, _texts),
     "keys": (st.none() | st.lists(st.none() | _mostly_good(), max_size=3), _lists),
@@ -149,25 +139,19 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Maker]] = {
     "sharding_key": (TEXTS, _texts),
     "properties": (st.none() | ENTRIES, _maps),
     "headers": (st.none() | NAMELESS, _structs),
-    "delay_level": (_rarely([19, -1], st.sampled_from([None, 0, 0, 1, 18])), _integers),
-    "delay_ms": (_rarely([-1], st.sampled_from([None, None, 0, 5000])), _integers),
+    "delay_level": (_rarely([19, -1], _one_of(None, 0, 0, 1, 18)), _integers),
+    "delay_ms": (_rarely([-1], _one_of(None, None, 0, 5000)), _integers),
     "delivery_timestamp": (MILLIS, _instants),
-    "flag": (st.sampled_from([None, 0, 7, 7, 7, -1, 2**31 - 1, 2**31, -(2**31) - 1]), _integers),
+    "flag": (_one_of(None, 0, 7, 7, 7, -1, 2**31 - 1, 2**31, -(2**31) - 1), _integers),
     "wait_store": (st.none() | st.booleans(), _booleans),
     "message_id": (TEXTS, _texts),
-    "queue_id": (st.sampled_from([None, None, 0, 3, 3, 3, -1, 2**31]), _integers),
+    "queue_id": (_one_of(None, None, 0, 3, 3, 3, -1, 2**31), _integers),
     "broker_name": (TEXTS, _texts),
     "event_time": (MILLIS, _instants),
-    "priority": (st.sampled_from([None, None, 0, 7, -1, 2**31 - 1, 2**31]), _integers),
-    "lite_topic": (st.none() | st.sampled_from([b"s-1_X", b"x" * 64, b"x" * 65]) | TEXTS, _texts),
-    "traceparent": (
-        _rarely(["värde".encode(), b"00-1"], st.sampled_from([None, *PARENTS])),
-        _texts,
-    ),
-    "tracestate": (
-        _rarely(["värde".encode()], st.sampled_from([None, b"", b"a=1", b"b@c=2"])),
-        _texts,
-    ),
+    "priority": (_one_of(None, None, 0, 7, -1, 2**31 - 1, 2**31), _integers),
+    "lite_topic": (st.none() | _one_of(b"s-1_X", b"x" * 64, b"x" * 65) | TEXTS, _texts),
+    "traceparent": (_rarely(["värde".encode(), b"00-1"], _one_of(None, *PARENTS)), _texts),
+    "tracestate": (_rarely(["värde".encode()], _one_of(None, b"", b"a=1", b"b@c=2")), _texts),
 }
 FORMS = ("plain", "large", "view", "dictionary")
 
@@ -187,7 +171,7 @@ def frames(draw):
     fields |= {name: COLUMNS[name] for name in sorted(names)}
     rows = draw(
         st.lists(st.fixed_dictionaries({n: values for n, (values, _) in fields.items()}),
-                 min_size=draw(st.sampled_from([0, 6])), max_size=14)
+                 min_size=draw(_one_of(0, 6)), max_size=14)
     )  # fmt: skip
     arrays = {
         name: maker([row[name] for row in rows], draw(st.sampled_from(FORMS)))
@@ -265,11 +249,9 @@ def _queue_code(row, options):
     key = row.get("lite_topic") if key is None else key
     if (queue is None) != (broker is None):
         return "INVALID_QUEUE"
-    if queue is not None and (key is not None or priority is not None):
-        return "INVALID_QUEUE"
-    if queue is not None and not 0 <= queue < 2**31:
-        return "INVALID_QUEUE"
     if broker is not None:
+        if key is not None or priority is not None or not 0 <= queue < 2**31:
+            return "INVALID_QUEUE"
         try:
             Message("t", b"x", sharding_key=text_of(broker))
         except MessageError:
@@ -279,11 +261,3 @@ def _queue_code(row, options):
     if options.ordering == "strict" and key is None and queue is None:
         return "MISSING_SHARDING_KEY"
     return None
-
-
-def instant(millis):
-    return datetime.fromtimestamp(millis / 1000, timezone.utc)
-
-
-def decimals(texts):
-    return pa.array([Decimal(text) for text in texts], pa.decimal128(20, 2))

@@ -36,7 +36,7 @@ def test_memory_stays_bounded_whatever_the_keys(monkeypatch, keys):
     limit, numbers = 50_000, np.random.default_rng(1).permutation(40_000)
     sorter = RowSorter(memory_bytes=limit)
     before, most = pa.total_allocated_bytes(), 0
-    expected: list[int] = []
+    expected = []
     for part in np.split(numbers // 3, 80):
         body = pa.array([b"%099d" % number for number in part])
         key = None if keys is None else pa.array(keys, pa.string())
@@ -44,7 +44,7 @@ def test_memory_stays_bounded_whatever_the_keys(monkeypatch, keys):
         expected += part.tolist()
         del body, key
         most = max(most, pa.total_allocated_bytes() - before)
-    bodies: list[int] = []
+    bodies = []
     for rows in sorter.sorted_rows():
         most = max(most, pa.total_allocated_bytes() - before)
         bodies += map(int, rows.body.to_pylist())

@@ -1,6 +1,5 @@
 """Answers to pulls as rows: the columns give what decoding one by one gives, errors included."""
 
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -41,7 +40,7 @@ _TEXTS = st.tuples(
 def encoded(draw):
     """Draw a stored message: plain, compressed, an inner batch, or with any text of properties."""
     message = draw(messages)
-    body: bytes = message.body
+    body = message.body
     kind = draw(st.sampled_from([None, None, *CompressionType]))
     if draw(st.integers(0, 5)) == 5:
         message.__dict__["sys_flag"] |= SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
@@ -63,10 +62,7 @@ def encoded(draw):
 
 
 def rows_one_by_one(data):
-    rows: list[dict[str, Any]] = stored_batch(
-        [("b", each) for each in iter_stored(data)]
-    ).to_pylist()
-    return rows
+    return stored_batch([("b", each) for each in iter_stored(data)]).to_pylist()
 
 
 def rows_by_columns(data, few=0):
@@ -78,8 +74,7 @@ def rows_by_columns(data, few=0):
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema.equals(STORED_SCHEMA)
-    rows: list[dict[str, Any]] = pa.Table.from_batches(batches, STORED_SCHEMA).to_pylist()
-    return rows
+    return pa.Table.from_batches(batches, STORED_SCHEMA).to_pylist()
 
 
 @settings(max_examples=400)
@@ -118,7 +113,7 @@ def test_which_messages_have_columns():
     odd_keys = {**usual, "KEYS": " a  b "}
     for properties in ({}, usual, odd_keys, {**usual, "__event_time_ms": "1500"}):
         assert StoredColumns.of(plain(3, properties=properties)).regular.all()
-        singles: list[StoredMessage] = []
+        singles = []
         data = plain(300, properties=properties)
         (batch,) = stored_batches(
             [data], "b", lambda offset, ms: (offset >= 5) & (ms < 9), singles.append
@@ -144,7 +139,7 @@ def test_a_torn_answer_does_not_take_the_next_one_for_its_end():
 
 def test_a_few_irregular_messages_leave_the_others_in_columns():
     odd = encode_stored(StoredMessage("t", b"x", queue_offset=9, store_host=("::1", 1)))
-    singles: list[StoredMessage] = []
+    singles = []
     batches = list(
         stored_batches([plain(200), odd, plain(200)], "b", lambda o, _: o >= 0, singles.append)
     )
