@@ -17,18 +17,18 @@ def points(curve, cpus):
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [([2, 2, 2], 1), ([1, 4, 2], 4), ([0, 1], math.inf), ([5], 1)]
-)
-def test_flatness_is_largest_by_smallest(values, expected):
-    assert flatness(values) == expected
+    ("values", "largest_by_smallest", "later_by_earlier"),
+    [([2, 2, 2], 1, 1), ([1, 4, 2], 4, 4), ([4, 2, 1], 4, 1), ([2, 1, 3], 3, 3),
+     ([3, 0], math.inf, math.inf), ([5], 1, 1)],
+)  # fmt: skip
+def test_flatness_and_growth(values, largest_by_smallest, later_by_earlier):
+    assert (flatness(values), growth(values)) == (largest_by_smallest, later_by_earlier)
 
 
 def test_a_flat_curve_looks_flat_and_a_growing_one_grows():
     assert sparkline([7, 7, 7]) == "███"
     grown = sparkline([1, 2, 4, 8])
-    assert list(grown) == sorted(grown)
-    assert grown[0] < grown[-1] == "█"
-    assert sparkline([0, 0]) == "▁▁"
+    assert list(grown) == sorted(grown) and grown[0] < grown[-1] == "█"
 
 
 def test_points_are_parted_into_curves():
@@ -39,22 +39,11 @@ def test_points_are_parted_into_curves():
     assert lines_of(curves["a"])[0].spread == 2
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([4, 2, 1], 1), ([2, 1, 3], 3), ([1, 2, 1], 2), ([3, 0], math.inf), ([5], 1)],
-)
-def test_growth_is_a_later_value_by_an_earlier_one(values, expected):
-    assert growth(values) == expected
-
-
 def test_a_curve_that_grows_is_named_with_its_measure():
     assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
     (growth_text,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
-    assert "CPU over keys" in growth_text
-    assert "1.50" in growth_text
-    growing = [
-        {**point, "peak_mb": 100.0 * n} for n, point in enumerate(points("rows", [1, 1, 1]), 1)
-    ]
+    assert "CPU over keys" in growth_text and "1.50" in growth_text
+    growing = [{**point, "peak_mb": point["x"]} for point in points("rows", [1, 1, 1])]
     assert "memory over rows" in next(not_flat(growing))
 
 

@@ -11,7 +11,7 @@ from benchmarks.peers.cases import java_batches, java_batches_title, peer_cases
 
 
 def asked(**changes):
-    values: dict[str, object] = {
+    values = {
         "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
         "singles": False, "readers": False,
@@ -72,6 +72,8 @@ def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes):
 
 def test_full_is_all_of_it_and_nothing_is_a_part():
     full = asked(full=True).plan()
+    assert full.load(256).rows == 1_000_000
+    assert full.load(16384).rows * 16384 <= full.most_bytes
     # The matrix has seven lanes by three kinds of order by four sizes, the twins of five lanes, and
     # two cases per size that do nothing.
     assert len(full.lane_cases()) == (7 * 3 + 5 * 3 + 2) * 4
@@ -79,34 +81,6 @@ def test_full_is_all_of_it_and_nothing_is_a_part():
     small = asked().plan()
     assert small.ceiling and not small.kafka and small.bodies == (256,)
     assert {case.case.ordering for case in small.lane_cases()} == {"none"}
-
-
-def test_large_bodies_get_fewer_rows():
-    plan = asked(full=True).plan()
-    assert plan.load(256).rows == 1_000_000
-    assert plan.load(16384).rows * 16384 <= plan.most_bytes
-
-
-@pytest.mark.parametrize(
-    ("changes", "cases"),
-    [({}, True), ({"faults": True}, False), ({"scale": True}, False), ({"latency": True}, False),
-     ({"peers": True}, True),
-     ({"faults": True, "lanes": ("foreach",)}, True)],
-)  # fmt: skip
-def test_faults_and_scaling_only_measure_no_cases(changes, cases):
-    assert asked(**changes).wants_cases is cases
-
-
-def test_peers_only_need_no_spark():
-    assert not asked(peers=True).plan().spark
-    assert asked(kafka=True).plan().spark
-
-
-def test_scaling_goes_by_tens_from_the_rows_that_are_given():
-    scaling = asked(scale=True).scaling()
-    assert scaling.row_counts == (1_000_000, 2_000_000, 5_000_000, 10_000_000)
-    assert scaling.key_counts == (1000, 10_000, 100_000, 1_000_000)
-    assert asked(scale=True, scale_by=("keys",)).scaling().by == ("keys",)
 
 
 @pytest.mark.parametrize("peers", [False, True])
@@ -128,9 +102,3 @@ def test_single_messages_stand_beside_their_twins_and_java(peers):
     assert {case.who for case in sent} == {"ours", "Java"}
     for case in sent:
         assert "gRPC" in str(case.case.against) or set(case.case.against) <= set(names)
-
-
-def test_small_epochs_are_one_file_each():
-    plan = asked(singles=True).plan()
-    [small] = {plan.single_load(case) for case in plan.single_cases() if case.kind.epoch_rows}
-    assert small.file_rows == 200 and small.rows % 200 == 0

@@ -1,17 +1,15 @@
 """Latencies of single rows, without Spark: shares, the ledger's commits, tables."""
 
 import json
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.latency import Rows, commits_of, shares
+from benchmarks.latency import commits_of, shares
 from benchmarks.readme_tables import markdown
-from benchmarks.render import latency_table
 from benchmarks.results import Results, read_results
 
-RECORD: dict[str, Any] = {
+RECORD = {
     "lane": "foreach", "pace": "1,000 rows/s", "rows": 1000,
     "stored_ms": {"p50": 1.4, "p95": 2.0, "p99": 3.0},
     "ledger_ms": {"p50": 4000.0, "p95": 5000.0, "p99": 6000.0},
@@ -25,17 +23,12 @@ def test_shares_are_values_that_were_measured():
     assert shares([7.0]) == {"p50": 7, "p95": 7, "p99": 7}
 
 
-def test_rows_of_both_paces():
-    assert (Rows.of(1000).epochs, Rows.of(1000).steady) == (3, 1000)
-    assert (Rows.of(1_000_000).epochs, Rows.of(1_000_000).steady) == (50, 20_000)
-
-
 def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path):
     log = tmp_path / "_delta_log"
     log.mkdir()
 
     def commit(number, *files, is_new=True):
-        actions: list[dict[str, Any]] = [{"commitInfo": {"timestamp": 100 + number}}]
+        actions = [{"commitInfo": {"timestamp": 100 + number}}]
         for path, acked in files:
             (tmp_path / path).parent.mkdir(exist_ok=True)
             pq.write_table(pa.table({"acked": pa.array(acked, pa.int64())}), tmp_path / path)
@@ -57,4 +50,3 @@ def test_they_are_in_file_and_tables(tmp_path):
     again = read_results(tmp_path / "results.json")
     assert again.latency == [RECORD] and not again.is_empty
     assert "| 1,000 rows/s | foreach | 1 / 2 / 3 | 4,000 / 5,000 / 6,000 |" in markdown(again)
-    assert latency_table(again.latency)

@@ -1,21 +1,16 @@
 """The benchmarks as people run them: one small case with everything real."""
 
 import json
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from benchmarks.log_room import LogRoom
 from benchmarks.stored import StoredCount
-from rocket_sink import TableProducer
 from tests.clusters import two_brokers
 from tests.python import run_python
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900),
 ]  # fmt: skip
-ROOT = Path(__file__).parents[2]
 cluster = pytest.fixture(two_brokers, scope="module")
 
 
@@ -59,28 +54,3 @@ def test_single_rows_at_both_paces(tmp_path):
         stored, ledger = latency["stored_ms"], latency["ledger_ms"]
         assert 0 <= stored["p50"] <= stored["p95"] <= stored["p99"]
         assert stored["p50"] <= ledger["p50"] <= ledger["p95"] <= ledger["p99"]
-
-
-def test_full_log_files_go_between_runs_and_no_message_with_them(cluster):
-    """Remove full log files of 64 MB between runs; files that brokers still write stay."""
-    cluster.create_topic("room")
-    count, room = StoredCount(cluster.name_server, "room"), LogRoom(cluster, most_bytes=180 << 20)
-    rows = pa.table({"body": [b"x" * 100_000] * 4000})
-    with TableProducer(nameServer=cluster.name_server, topic="room") as producer:
-        count.start()
-        producer.send(rows.slice(0, 1000))
-        room.make()
-        assert room.taken_bytes() > 90 << 20, "little is left alone"
-        producer.send(rows.slice(1000))
-        assert count.check(4000, "all") == 0
-        room.make()
-        assert room.taken_bytes() <= 180 << 20
-        count.start()
-        producer.send(rows)
-        assert count.check(4000, "again") == 0
-    address = cluster.brokers[0].address
-    assert "24" in next(
-        line
-        for line in cluster.admin("getBrokerConfig", "-b", address).splitlines()
-        if "fileReservedTime" in line
-    )

@@ -3,9 +3,9 @@
 import io
 import json
 import signal
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -28,14 +28,13 @@ from benchmarks.readme_tables import (
 )
 from benchmarks.render import tables
 from benchmarks.results import RUNS, Results, read_results
-from benchmarks.run import measure
+from benchmarks.run import measure, reason_of
 from rocket_sink.errors import ConfigurationError
 from tests.benchmarks.test_curves import points
 
 MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
            "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
 
-NO_ROOM: Any = SimpleNamespace(make=lambda: None)
 MARKS = "\n".join((LANES_MARK, LANES_END, START_MARK, END_MARK))
 
 
@@ -58,7 +57,6 @@ def shown(made):
     console = Console(file=io.StringIO(), width=200)
     for thing in tables(made):
         console.print(thing)
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
@@ -117,89 +115,94 @@ def test_the_readme_has_the_stored_figures_of_the_lanes():
 
 
 def test_what_is_absent_is_named_with_the_module_that_is_missing():
-    from benchmarks.run import reason_of
-
     text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
     assert reason_of(ConfigurationError(text)).endswith("Its last lines: (a#c;1: not found)")
     assert reason_of(ValueError("one line")) == "one line"
 
 
-class Twice:
-    """A subject that is measured without measuring."""
+def subject(name, error=None, warm_up_error=None):
+    """Return a case that is measured without measuring."""
+    figures = Figures(name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
+    return SimpleNamespace(
+        case=Case(name, "Spark lanes"), warm_up=Mock(side_effect=warm_up_error),
+        run=Mock(side_effect=error, return_value=figures),
+    )  # fmt: skip
 
-    def __init__(self, name):
-        self.case = Case(name, "Spark lanes")
 
-    def warm_up(self): ...
+NO_ROOM = ValueError("no room for it\nmore")
+HIDES_A_SIGNAL = ValueError("its process is gone, too")
+HIDES_A_SIGNAL.__context__ = KeyboardInterrupt()
 
-    def run(self):
-        return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
+
+def measured(*subjects, rounds=1):
+    """Measure the subjects; return the results, the messages, and how often room was made."""
+    results, messages, rooms = Results(MACHINE, {}), [], []
+    results.cases = [subject.case for subject in subjects]
+    results.on_added = lambda: messages.append(results.progress)
+    room = SimpleNamespace(make=lambda: rooms.append(1))
+    error = None
+    try:
+        measure(subjects, rounds, results, messages.append, room)
+    except ValueError as caught:
+        error = str(caught)
+    return results, messages, len(rooms), error
 
 
 def test_each_run_is_reported_with_the_planned_number():
-    results, progress = Results(MACHINE, {}), list[str]()
-    results.on_added = lambda: progress.append(results.progress)
-    made_room: list[int] = []
-    room: Any = SimpleNamespace(make=lambda: made_room.append(1))
-    measure([Twice("one"), Twice("two")], 2, results, lambda text: None, room)
-    assert len(made_room) == 6
-    assert progress == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
+    _, progress, rooms, _ = measured(subject("one"), subject("two"), rounds=2)
+    assert [text for text in progress if " of 4 runs" in text] == [
+        f"{number} of 4 runs" for number in (1, 2, 3, 4)
+    ]
+    assert rooms == 6
 
 
-class Failing(Twice):
-    """A subject that ends in an error, in its first run or when it is warmed up."""
-
-    def __init__(self, name, *, warm):
-        super().__init__(name)
-        self.warm, self.runs = warm, 0
-
-    def warm_up(self):
-        if not self.warm:
-            raise ValueError("no room for it\nmore")
-
-    def run(self):
-        self.runs += 1
-        raise ValueError("no room for it\nmore")
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_case_that_fails_is_named_and_the_others_go_on(warm):
-    results, messages = Results(MACHINE, {}), list[str]()
-    bad = Failing("bad", warm=warm)
-    subjects = [Twice("one"), bad, Twice("two")]
-    results.cases = [subject.case for subject in subjects]
-    measure(subjects, 2, results, messages.append, NO_ROOM)
+@pytest.mark.parametrize("errors", [(NO_ROOM, None), (None, NO_ROOM)], ids=["run", "warm-up"])
+def test_a_case_that_fails_is_named_and_the_others_go_on(errors):
+    bad = subject("bad", *errors)
+    results, messages, *_ = measured(subject("one"), bad, subject("two"), rounds=2)
     assert [run.case for run in results.runs] == ["one", "two"] * 2
     assert results.failed == {"bad": "no room for it"}
-    assert bad.runs == int(warm)
-    assert not results.is_complete
-    assert "bad failed: no room for it" in messages
+    assert bad.run.call_count == bool(errors[0])
+    assert not results.is_complete and "bad failed: no room for it" in messages
     assert "bad: failed; no room for it" in shown(results)
     assert "Not measured: bad." in with_figures(MARKS, [results])
 
 
-def test_three_cases_that_fail_in_a_row_end_the_run():
-    """If the brokers are gone, for example, each of 172 cases would wait for them."""
-    results = Results(MACHINE, {})
-    bad = [Failing(name, warm=True) for name in "abcdef"]
-    with pytest.raises(ValueError, match="no room"):
-        measure([*bad[:2], Twice("one"), *bad[2:]], 1, results, lambda text: None, NO_ROOM)
-    assert [run.case for run in results.runs] == ["one"]
-    assert list(results.failed) == list("abcde")
+@pytest.mark.parametrize(
+    ("subjects", "runs", "failed", "error"),
+    [
+        # If the brokers are gone, for example, each of 172 cases would wait for them.
+        ([subject(name, None if name == "x" else NO_ROOM) for name in "abxcdef"], ["x"], "abcde",
+         "no room"),
+        ([subject("a", HIDES_A_SIGNAL), subject("b")], [], "", "gone"),
+    ],
+)  # fmt: skip
+def test_three_cases_that_fail_in_a_row_or_a_signal_end_the_run(subjects, runs, failed, error):
+    results, *_, ended_by = measured(*subjects)
+    assert [run.case for run in results.runs] == runs and [*results.failed] == [*failed]
+    assert error in ended_by
 
 
-def test_a_signal_that_an_error_hides_is_no_failure_of_a_case():
-    class Interrupted(Twice):
-        def run(self):
-            try:
-                raise KeyboardInterrupt
-            finally:
-                raise ValueError("its process is gone, too")
+def stop(made, number=signal.SIGTERM):
+    signal.raise_signal(number)
 
-    results = Results(MACHINE, {})
-    with pytest.raises(ValueError, match="gone"):
-        measure([Interrupted("a"), Twice("b")], 1, results, lambda text: None, NO_ROOM)
-    assert not results.failed
+
+def stop_twice(made):
+    try:
+        stop(made)
+    finally:
+        stop(made)
+
+
+def stop_and_fail(made):
+    try:
+        stop(made)
+    finally:
+        raise ValueError("the JVM is gone, too")
+
+
+def fail(made):
+    raise ConfigurationError("no more")
 
 
 class TestCommand:
@@ -209,15 +212,11 @@ class TestCommand:
     def out(self, tmp_path, monkeypatch):
         self.path, self.before = tmp_path / "out.json", tmp_path / "before.json"
         results().write(self.before)
-        self.now, self.planned = results(), 2
-        self.then: Callable[[Results], Any] = lambda made: None
-        self.in_file: list[int] = []
-        self.closed = False
+        self.now, self.then, self.in_file, self.closed = results(), id, [], False
         monkeypatch.setattr(command, "_measure", self.measure)
 
     def measure(self, asked, made):
-        assert made.is_empty
-        made.cases, made.faults, made.planned[RUNS] = self.now.cases, self.now.faults, self.planned
+        made.cases, made.faults, made.planned[RUNS] = self.now.cases, self.now.faults, 3
         try:
             for figures in self.now.runs:
                 made.add(RUNS, figures)
@@ -229,115 +228,61 @@ class TestCommand:
     def run(self, *more):
         return main(["--out", str(self.path), *more])
 
-    def compared(self, *more):
-        return self.run("--baseline", str(self.before), *more)
+    @pytest.mark.parametrize(
+        ("end", "code", "name"),
+        [
+            (stop, 143, "SIGTERM"), (partial(stop, number=signal.SIGINT), 130, "SIGINT"),
+            (stop_twice, 143, "SIGTERM"), (stop_and_fail, 143, "SIGTERM"),
+        ],
+    )  # fmt: skip
+    def test_a_signal_closes_all_and_keeps_the_file(self, end, code, name, capsys):
+        """A stopped run is compared with nothing, but shown."""
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        self.then, self.now = end, results(speed=40.0)
+        html = self.path.with_suffix(".html")
+        assert self.run("--baseline", str(self.before), "--html", str(html)) == code
+        assert self.closed and self.in_file == [1, 2]
+        stored = read_results(self.path)
+        assert len(stored.runs) == 2 and stored.planned == {RUNS: 3}
+        with_figures(MARKS, [stored])
+        output = capsys.readouterr()
+        assert f"stopped by {name}; done: 2 of 3 runs" in output.err
+        for shown_text in (output.out, html.read_text()):
+            assert "lane-nothing" in shown_text and "not finished: 2 of 3 runs" in shown_text
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
-    def stop(self, made):
-        signal.raise_signal(signal.SIGTERM)
-
-    def test_the_file_is_written_after_each_case(self, capsys):
-        assert self.run() == 0
-        assert self.in_file == [1, 2]
-        assert "done: 1 of 2 runs" in capsys.readouterr().err
-        assert read_results(self.path).planned == {RUNS: 2}
+    def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(self, capsys):
+        self.path = self.path.parent / "nowhere" / "out.json"
+        assert self.run() == 1
+        assert "nowhere" in capsys.readouterr().err and not self.closed
 
     @pytest.mark.parametrize(
-        ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
-    )
-    def test_a_signal_closes_all_and_keeps_the_file(self, number, code, capsys):
-        before = signal.getsignal(number)
-        self.then, self.planned = lambda made: signal.raise_signal(number), 3
-        assert self.run() == code
-        assert self.closed
-        assert len(read_results(self.path).runs) == 2
+        ("change", "more", "code", "words"),
+        [
+            ({}, (), 0, "done: 2 of 3 runs"),
+            ({"now": results(speed=40.0)}, (), 1, "REGRESS"),
+            ({"now": results(speed=40.0)}, ("--tolerance", "0.5"), 0, ""),
+            ({"then": lambda made: made.failed.update(lane="why")}, (), 1, "lane failed: why"),
+            ({"then": lambda made: made.faults[0].update(lost=3)}, (), 1,
+             "3 acknowledged messages are lost"),
+            ({"then": lambda made: made.cases.pop()}, (), 1, ""),
+            ({"then": fail}, (), 1, "no more"),
+        ],
+    )  # fmt: skip
+    def test_what_is_worse_than_before_exits_1(self, change, more, code, words, capsys):
+        vars(self).update(change)
+        assert self.run("--baseline", str(self.before), *more) == code
         output = capsys.readouterr()
-        assert f"stopped by {number.name}; done: 2 of 3 runs" in output.err
-        assert "lane-nothing" in output.out
-        assert signal.getsignal(number) == before
-
-    def test_what_is_there_is_shown_although_cases_are_missing(self, capsys):
-        self.now.runs, self.then = self.now.runs[:1], self.stop
-        html = self.path.with_suffix(".html")
-        assert self.run("--html", str(html)) == 143
-        assert "not finished: 1 of 2 runs" in capsys.readouterr().out
-        assert "not finished: 1 of 2 runs" in html.read_text()
-        with_figures(MARKS, [read_results(self.path)])
-
-    def test_a_second_sigterm_does_not_disturb_the_closing(self):
-        went_on = []
-
-        def twice(made):
-            try:
-                self.stop(made)
-            finally:
-                self.stop(made)
-                went_on.append(True)
-
-        self.then = twice
-        assert self.run() == 143
-        assert went_on
-
-    def test_what_fails_while_closing_does_not_hide_the_signal(self):
-        def stop(made):
-            try:
-                self.stop(made)
-            finally:
-                raise ValueError("the JVM is gone, too")
-
-        self.then = stop
-        assert self.run() == 143
-
-    def test_a_stopped_run_is_compared_with_nothing(self):
-        self.then, self.now = self.stop, results(speed=40.0)
-        assert self.compared() == 143
-
-    def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
-        self, tmp_path, capsys
-    ):
-        self.path = tmp_path / "nowhere" / "out.json"
-        assert self.run() == 1
-        assert "nowhere" in capsys.readouterr().err
-        assert not self.closed
-
-    def test_no_change_is_well(self):
-        assert self.compared() == 0
-
-    def test_a_case_that_failed_exits_1(self, capsys):
-        self.then = lambda made: made.failed.update(lane="it does not add up")
-        assert self.compared() == 1
-        assert "lane failed: it does not add up" in capsys.readouterr().err
-
-    def test_a_slower_ratio_exits_1_unless_tolerated(self, capsys):
-        self.now = results(speed=40.0)
-        assert self.compared() == 1
-        assert "REGRESS" in capsys.readouterr().out
-        assert self.compared("--tolerance", "0.5") == 0
-
-    def test_nothing_in_common_is_no_success(self):
-        self.now.cases = self.now.cases[:1]
-        assert self.compared() == 1
-
-    def test_json_stays_one_document(self, capsys):
-        assert self.compared("--json") == 0
-        printed: Any = json.loads(capsys.readouterr().out)
-        assert len(printed["comparison"]["changes"]) == 2
-
-    def test_a_run_that_fails_keeps_what_it_has(self):
-        def fail(made):
-            raise ConfigurationError("no more")
-
-        self.then = fail
-        assert self.compared() == 1
+        assert words in output.out + output.err
         assert read_results(self.path).runs == self.now.runs
 
-    def test_a_broken_promise_exits_1(self, capsys):
-        self.now.faults[0]["lost"] = 3
-        assert self.compared() == 1
-        assert "3 acknowledged messages are lost" in capsys.readouterr().err
+    def test_json_stays_one_document(self, capsys):
+        assert self.run("--baseline", str(self.before), "--json") == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert len(printed["comparison"]["changes"]) == 2
 
 
 @pytest.mark.parametrize("path", FILES[:3], ids=str)
 def test_stored_baselines_can_be_compared_with(path):
     stored = read_results(path)
-    assert stored.is_complete
-    assert stored.ratios
+    assert stored.is_complete and stored.ratios

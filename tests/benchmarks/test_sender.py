@@ -5,25 +5,17 @@ import io
 import json
 import os
 import sys
-import threading
 from collections import Counter
-from concurrent.futures import Future
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from benchmarks.faults import read_numbers
 from benchmarks.figures import Case
-from benchmarks.peers import grpc_sender
 from benchmarks.processes import Ended, Launcher, ProcessRun
 from benchmarks.rows import number_of
 from benchmarks.sender import __main__ as sender
-from benchmarks.sender.modes import Job
-from benchmarks.sender.tally import Tally
 from benchmarks.stub.server import StubServers
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
 
@@ -40,8 +32,7 @@ def run(capsys, name_server, **arguments):
     sender.main([f"nameServer={name_server}", "topic=t", *words])
     ready, printed = capsys.readouterr().out.splitlines()
     assert ready == "READY"
-    found: dict[str, Any] = json.loads(printed)
-    return found
+    return json.loads(printed)
 
 
 @pytest.mark.parametrize("mode", ["sync", "hash", "async", "autobatch", "batch"])
@@ -56,16 +47,6 @@ def test_each_mode_sends_every_number_once(mode, cluster, capsys, tmp_path):
     stored = Counter(number_of(message.body) for message in cluster.messages("t"))
     assert stored == Counter([*range(-7, 0), *range(50)])
     assert read_numbers(path) == (set(range(50)), set())
-
-
-def test_the_floor_of_asynchronous_sends_sends_nothing(cluster, capsys):
-    figures = run(capsys, cluster.name_server, mode="nothing", messages=50, warmup=7, inflight=9)
-    assert (figures["ok"], figures["failed"]) == (50, 0) and cluster.messages("t") == []
-
-
-def test_arrow_sends_batches(cluster, capsys):
-    assert run(capsys, cluster.name_server, mode="arrow", messages=500, warmup=10)["ok"] == 500
-    assert len(cluster.messages("t")) == 510
 
 
 def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(cluster, capsys, monkeypatch, tmp_path):
@@ -98,61 +79,6 @@ def test_the_stub_takes_batches_on_many_brokers(capsys):
     finally:
         servers.close()
     assert (figures["ok"], figures["failed"]) == (60_000, 0)
-
-
-class _LateTally(Tally):
-    """Counts an end only when a next message has been sent, or after a while."""
-
-    def __init__(self):
-        super().__init__(0.0)
-        self.at_sends: list[int] = []
-        self._next = threading.Event()
-
-    def sending(self):
-        self.at_sends.append(self.ok)
-        if len(self.at_sends) > 1:
-            self._next.set()
-
-    def succeeded(self, *end, **more):
-        self._next.wait(0.3)
-        super().succeeded(*end, **more)
-
-
-def test_room_is_made_after_counting(cluster, monkeypatch):
-    """Count an end before its room is given away.
-
-    Otherwise the last end of the warm-up may be counted after the counters were set to nought.
-    """
-    tally, send_async = _LateTally(), Producer.send_async
-
-    def spy(producer, *given):
-        tally.sending()
-        return send_async(producer, *given)
-
-    monkeypatch.setattr(Producer, "send_async", spy)
-    job = Job("t", {"nameServer": cluster.name_server}, tally, inflight=1)
-    with sender.ALL_MODES["async"](job) as send:
-        send(range(2), None)
-        assert (tally.at_sends, tally.ok) == ([0, 1], 2)
-
-
-def test_room_is_made_after_counting_by_the_grpc_sender():
-    tally = _LateTally()
-
-    class Ending(Future[None]):
-        def add_done_callback(self, function):
-            super().add_done_callback(function)
-            threading.Thread(target=self.set_result, args=(None,)).start()
-
-    def send_async(message):
-        tally.sending()
-        return Ending()
-
-    client = SimpleNamespace(Message=SimpleNamespace)
-    producer = SimpleNamespace(send_async=send_async)
-    settings = {"topic": "t", "inflight": "1"}
-    grpc_sender._Sender(client, producer, settings, tally).concurrent(2)
-    assert (tally.at_sends, tally.ok) == ([0, 1], 2)
 
 
 @pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
