@@ -11,6 +11,7 @@ that it imports from; those that another room on the way already imports from ar
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def imported(path: Path) -> set[str]:
     return found - {""}
 
 
+@functools.cache
 def rooms() -> tuple[dict[str, list[str]], dict[str, set[str]]]:
     """{room: its modules}, {room: rooms it imports from}."""
     modules: dict[str, list[str]] = {}

@@ -28,30 +28,32 @@ class BadBlock(AssertionError):
     """The error of a block that no user could copy."""
 
 
+_WRONG = (
+    BadBlock, OptionError, SyntaxError, ValueError, configparser.Error, yaml.YAMLError,
+    ElementTree.ParseError,
+)  # fmt: skip
+
+
 def check_parsed(block):
     """Raise BadBlock if the block does not parse, or names a missing command or option."""
     check = {
-        "python": _check_python, "bash": _check_bash, "json": _check_json, "yaml": _check_yaml,
-        "ini": _check_ini, "xml": _check_xml, "java": _check_java,
+        "python": _check_python, "bash": _check_bash, "json": json.loads, "yaml": _check_yaml,
+        "ini": _check_ini, "xml": ElementTree.fromstring, "java": _check_java,
     }[block.language]  # fmt: skip
     try:
         check(block.text)
-    except BadBlock as error:
+    except _WRONG as error:
         raise BadBlock(f"{block.place}: {error}") from error
 
 
 def _check_python(text):
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise BadBlock(str(error)) from error
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in ("RocketSink", "Producer", "TableProducer"):
             for keyword in node.keywords:
                 if keyword.arg not in ("credentials", "transaction_listener", None):
-                    _check_option(keyword.arg)
+                    find_option(keyword.arg)
 
 
 def _check_bash(text):
@@ -67,7 +69,7 @@ def our_commands(text):
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
-        words: list[str] = []
+        words = []
         tokens = [*lexer, ";"]
         for before, word in zip(["", *tokens], tokens, strict=False):
             if word in REDIRECTIONS or before in REDIRECTIONS:
@@ -97,34 +99,22 @@ def _ours(words):
 
 def check_command(arguments):
     """Raise BadBlock unless click accepts the arguments and the sink accepts their options."""
-    command: click.Command = cli
-    context: click.Context | None = None
-    remaining = list(arguments)
-    while True:
-        try:
-            with _no_files():
-                context = command.make_context(
-                    command.name or "rocket-sink", remaining, parent=context
-                )
-        except click.exceptions.Exit:
-            return  # --help
-        except (click.ClickException, OptionError) as error:
-            text = error.format_message() if isinstance(error, click.ClickException) else error
-            raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {text}") from error
-        if not isinstance(command, click.Group):
-            break
-        remaining = [*context._protected_args, *context.args]
-        _, subcommand, remaining = command.resolve_command(context, remaining)
-        assert subcommand is not None
-        command = subcommand
-    options = {
-        **context.meta.get("rocket_sink.many", {}),
-        **context.meta.get("rocket_sink.flags", {}),
-    }
+    command, context, remaining = cli, None, list(arguments)
     try:
-        SinkOptions.parse(options)
-    except OptionError as error:
-        raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {error}") from error
+        while True:
+            with _no_files():
+                context = command.make_context(command.name, remaining, parent=context)
+            if not isinstance(command, click.Group):
+                break
+            remaining = [*context._protected_args, *context.args]
+            _, command, remaining = command.resolve_command(context, remaining)
+        many, flags = (context.meta.get(f"rocket_sink.{name}", {}) for name in ("many", "flags"))
+        SinkOptions.parse({**many, **flags})
+    except click.exceptions.Exit:
+        return  # --help
+    except (click.ClickException, OptionError) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else error
+        raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {text}") from error
 
 
 @contextlib.contextmanager
@@ -138,25 +128,8 @@ def _no_files():
         yield
 
 
-def _check_option(name):
-    try:
-        find_option(name)
-    except OptionError as error:
-        raise BadBlock(str(error)) from error
-
-
-def _check_json(text):
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise BadBlock(str(error)) from error
-
-
 def _check_yaml(text):
-    try:
-        list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        raise BadBlock(str(error)) from error
+    list(yaml.safe_load_all(text))
 
 
 def _check_ini(text):
@@ -164,17 +137,7 @@ def _check_ini(text):
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.write(text)
         file.flush()
-        try:
-            SinkOptions.parse(read_conf(file.name))
-        except (OptionError, configparser.Error) as error:
-            raise BadBlock(str(error)) from error
-
-
-def _check_xml(text):
-    try:
-        ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise BadBlock(str(error)) from error
+        SinkOptions.parse(read_conf(file.name))
 
 
 def _check_java(text):

@@ -45,7 +45,7 @@ class Shell:
         client = self._bin / "rocket-sink"
         client.write_text(CLIENT.format(python=sys.executable, path=str(home / "s")))
         client.chmod(0o755)
-        self.transcript: list[str] = []
+        self.transcript = []
 
     def close(self):
         self._server.close()

@@ -6,7 +6,6 @@ that cannot run say why on the page (`blocks`), and are parsed.
 """
 
 import contextlib
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -146,10 +145,10 @@ def test_a_page_runs_from_top_to_bottom(page, request, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of(page) if block.language in RUN and not block.reason]
     if not blocks or _name(page) == OWN_SESSION:
         return
-    world: World = request.getfixturevalue("world")
+    world = request.getfixturevalue("world")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    environ: dict[str, str] = {}
+    names = {"__name__": "__main__"}
+    environ = {}
     with contextlib.ExitStack() as stack:
         stack.callback(_clear, world.spark)
         for block in blocks:
@@ -227,9 +226,8 @@ def test_fences_and_their_reasons_are_found(tmp_path):
         test_a_block_is_run_or_parsed(blocks[2])
 
 
-@pytest.mark.cluster
-@pytest.mark.spark
-def test_a_wrong_option_fails_the_page_that_has_it(world, tmp_path):
-    with pytest.raises(AssertionError, match="--lodger"):
-        world.shell.run("rocket-sink report --lodger x | cat", tmp_path, {})
-    assert os.environ.get("NAMESRV_ADDR") is None
+def test_a_wrong_option_fails_the_page_that_has_it(tmp_path):
+    with tempfile.TemporaryDirectory(prefix="docs-") as home:
+        shell = Shell(Path(home), None)
+        with contextlib.closing(shell), pytest.raises(AssertionError, match="--lodger"):
+            shell.run("rocket-sink report --lodger x | cat", tmp_path, {})

@@ -5,7 +5,6 @@ garbage-collected beside those of all other tests, which once caused a segmentat
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import nbformat
 import pytest
 
 from tests.jvms import SMALL_PLANS, submit_args
+from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "quickstart.ipynb"
@@ -26,19 +26,14 @@ nbformat.write(notebook, sys.argv[1])
 QUERY, WAIT = "sink.stream(ticks)", "query.lastProgress"
 
 
-def _index(cells, text):
-    (found,) = (n for n, cell in enumerate(cells) if text in cell.source)
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path):
     notebook = nbformat.read(FILE, as_version=4)
     cells = notebook.cells
-    query, wait = cells[_index(cells, QUERY)], cells[_index(cells, WAIT)]
+    (query,), (wait,) = ([c for c in cells if text in c.source] for text in (QUERY, WAIT))
     make = nbformat.v4.new_code_cell
-    after = _index(cells, WAIT) + 1
+    after = cells.index(wait) + 1
     cells[after:after] = [
         make(f"import threading; before = {THREADS}"),
         make(query.source), make(wait.source.replace("< 5", "< 7")),
@@ -47,14 +42,10 @@ def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path
     file = tmp_path / "quickstart.ipynb"
     nbformat.write(notebook, file)
     environ = {
-        **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": submit_args(conf=SMALL_PLANS), "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        **os.environ, "PYSPARK_PYTHON": sys.executable, "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYSPARK_SUBMIT_ARGS": submit_args(conf=SMALL_PLANS),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(file)], cwd=tmp_path, env=environ, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_python("-c", RUN, file, environ=environ, cwd=tmp_path)
     shown = [
         output["data"].get("text/html", "")
         for cell in nbformat.read(file, as_version=4).cells

@@ -14,6 +14,7 @@ from tests.clusters import make_topic, repair
 from tests.docs.blocks import ROOT, blocks_of
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 from tests.jvms import SMALL_PLANS, submit_args
+from tests.python import run_python
 
 PAGE = ROOT / "docs" / "guides" / "recipes.md"
 JARS = Path(pyspark.__file__).parent / "jars"
@@ -34,20 +35,12 @@ def test_the_recipes_run_and_java_reads_their_messages(local_cluster, tmp_path):
     code = re.sub(r"(?<![\w.])/data\b", str(tmp_path), code)
     script = tmp_path / "recipes.py"
     script.write_text(code, encoding="utf-8")
-    environ = {
-        **os.environ, "PYTHONPATH": str(ROOT),
-        "PYSPARK_SUBMIT_ARGS": submit_args(conf=SMALL_PLANS),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
+    environ = {**os.environ, "PYSPARK_SUBMIT_ARGS": submit_args(conf=SMALL_PLANS)}
+    run_python(script, environ=environ, cwd=tmp_path, timeout_s=1000)
 
     messages = read_with_java(local_cluster, topics["orders"])
     avro = [m.body.hex() for m in messages if m.tags == "avro" and m.body is not None]
     schema = re.search(r'ORDER_AVRO = """(.*?)"""', code, re.DOTALL)
-    assert schema
     names = ("avro-1*.jar", "jackson-*.jar", "slf4j-api-*.jar", "commons-compress-*.jar")
     decoded = run_java(
         FOLDER / "DecodeAvro.java", " ".join(schema[1].split()), version=GENERATIONS[0],
