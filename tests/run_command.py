@@ -26,6 +26,13 @@ class Done(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+class Terminal(io.StringIO):
+    """Keeps what is written to it, and says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
 def run_command(*arguments, spark=None, stdin="", out=None, err=None):
     """Run a command line; `spark` is used in place of a session that the command would build.
 

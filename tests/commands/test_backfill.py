@@ -4,7 +4,6 @@ import contextlib
 import datetime as dt
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -22,20 +21,22 @@ FAILURES = [
 ]
 
 
-class Planned(contextlib.nullcontext[Any]):
+class Planned(contextlib.nullcontext):
     """Stands for `Backfill`: a plan, and a run that ends as `done` says."""
 
-    noun = "dead letters"
-    the_plan = Plan(pending=7, selected=3)
-    done = Resent()
-    away = {}  # noqa: RUF012  Tests replace it.
+    noun, done = "dead letters", Resent()
 
-    def __init__(self, *arguments, **more):
-        type(self).arguments, type(self).more = arguments, more
+    def __init__(self):
         super().__init__(self)
+        self.the_plan, self.away = Plan(pending=7, selected=3), {}
+        self.check_exists, self.check_name_server = MagicMock(), MagicMock()
+
+    def __call__(self, *arguments, **more):
+        self.arguments, self.more = arguments, more
+        return self
 
     def plan(self, *, sample):
-        type(self).sample = sample
+        self.sample = sample
         return self.the_plan
 
     def waiting(self):
@@ -50,14 +51,13 @@ class Planned(contextlib.nullcontext[Any]):
 
 @pytest.fixture
 def planned(monkeypatch, tmp_path):
-    own = type("Own", (Planned,), {})
+    work = Planned()
     for name in ("check_exists", "check_name_server"):
-        setattr(own, name, MagicMock())
-        monkeypatch.setattr(command, name, getattr(own, name))
+        monkeypatch.setattr(command, name, getattr(work, name))
     monkeypatch.setattr(command, "spark_session", lambda *a, **b: contextlib.nullcontext(SESSION))
-    monkeypatch.setattr(backfill, "Backfill", own)
+    monkeypatch.setattr(backfill, "Backfill", work)
     monkeypatch.chdir(tmp_path)
-    return own
+    return work
 
 
 SESSION = MagicMock()
@@ -147,9 +147,8 @@ def test_rows_of_a_table(planned, more, name, is_text):
     assert isinstance(source, Table) and (source.name, source.is_text) == (place, is_text)
     assert not planned.check_exists.called
     if is_text:
-        opened = SESSION.read.format
-        assert opened.call_args.args == ("csv",)
-        assert opened.return_value.options.call_args.kwargs == {"sep": "="}
+        assert SESSION.read.format.call_args == call("csv")
+        assert SESSION.read.format.return_value.options.call_args == call(sep="=")
     assert run_command(*WORDS, *more, "--reason", "data").code == 2
     assert run_command(*WORDS, "--path", "a", "--table", "b").code == 2
 

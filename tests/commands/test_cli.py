@@ -109,14 +109,6 @@ def test_a_wrong_command_line_exits_2_with_a_reason(arguments, words, capsys):
     assert out == ""
 
 
-def test_a_failure_is_one_line_and_exits_1(capsys):
-    code, out, err = run(capsys, "tail", "-n", "127.0.0.1:1", "-t", "t")
-    assert (code, out) == (1, "")
-    assert err.startswith("rocket-sink: ")
-    assert "127.0.0.1:1" in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize("arguments", [("--debug", "tail"), ("tail", "--debug")])
 def test_debug_shows_the_traceback(arguments, capsys):
     code, _, err = run(capsys, *arguments, "-n", "127.0.0.1:1", "-t", "t")

@@ -10,7 +10,6 @@ from rocket_sink.commands.options import conf_text, default_text
 from rocket_sink.errors import OptionError
 from rocket_sink.options import GROUPS, OPTIONS, SinkOptions, find_option, options_in
 from tests.run_command import run_command
-from tools.marked import with_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,11 +17,6 @@ ROOT = Path(__file__).parents[2]
 def test_the_stored_configuration_is_up_to_date():
     stored = (ROOT / "conf" / "rocket-sink.conf").read_text(encoding="utf-8")
     assert stored == conf_text(), "run: rocket-sink options --conf --out conf/rocket-sink.conf"
-
-
-def test_the_stored_table_is_up_to_date():
-    stored = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
-    assert stored == with_options(stored), "run: python docs/reference_tables.py"
 
 
 def test_the_ci_runs_the_readmes_test_command():
@@ -36,13 +30,6 @@ def test_every_default_can_be_read_back(tmp_path):
     lines = [f"{o.name} = {default_text(o)}" for o in OPTIONS if default_text(o)]
     path.write_text("\n".join(lines))
     assert SinkOptions.parse(read_conf(path)) == SinkOptions.parse({})
-
-
-def test_uncommented_lines_are_read(tmp_path):
-    path = tmp_path / "one.conf"
-    text = conf_text().replace("#nameServer = 127.0.0.1:9876", "nameServer = a:1;b:2")
-    path.write_text(text.replace("#ordering = none", "ordering = strict"))
-    assert read_conf(path) == {"nameServer": "a:1;b:2", "ordering": "strict"}
 
 
 @pytest.mark.parametrize(
@@ -103,11 +90,3 @@ def test_options_of_a_group(group, tmp_path):
     file = tmp_path / "sink.conf"
     assert run_command("options", "--conf", "--out", str(file)).err == f"written to {file}\n"
     assert file.read_text() == conf_text() == run_command("options", "--conf").out
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("maxMessageSize", "4 MiB"), ("nameServer", ""), ("sendMsgTimeout", "3000 ms")],
-)
-def test_a_default_has_its_unit(name, text):
-    assert default_text(find_option(name)) == text

@@ -3,9 +3,7 @@
 import datetime as dt
 import shlex
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 from unittest.mock import MagicMock, Mock, call
 
 import pyarrow.parquet
@@ -46,13 +44,6 @@ TOPIC = (
 )
 
 
-class Case(NamedTuple):
-    """Changes of a topic that has each row once, and the fields of the verdict that differ."""
-
-    change: Callable[[list[dict[str, Any]]], object]
-    verdict: dict[str, int]
-
-
 def _of_busiest_key(messages):
     key = Counter(message["sharding_key"] for message in messages).most_common(1)[0][0]
     return [message for message in messages if message["sharding_key"] == key]
@@ -71,29 +62,22 @@ def _copies(messages, **changes):
 
 
 CASES = {
-    "everything is there once, in order": Case(lambda topic: None, {}),
-    "two rows are lost": Case(
-        lambda topic: topic.__delitem__(slice(-2, None)),
-        {"stored": ROWS - 2, "distinct": ROWS - 2, "lost": 2},
-    ),
-    "second copies are no disorder": Case(_copies, {"stored": ROWS + 5, "duplicates": 5}),
-    "second copies with new ids": Case(
-        lambda topic: _copies(topic, message_id="another"),
-        {"stored": ROWS + 5, "duplicates": 5, "new_ids": 5},
-    ),
-    "two rows of a key are swapped": Case(_swap, {"disordered_keys": 1}),
-    "a key is in two queues": Case(
-        lambda topic: _of_busiest_key(topic)[-1].update(queue_id=1), {"moved_keys": 1}
-    ),
-    "a body differs": Case(
-        lambda topic: _of_busiest_key(topic)[-1].update(body="{}"),
-        {"distinct": ROWS - 1, "foreign": 1, "lost": 1},
-    ),
-    "another sender's message": Case(
-        lambda topic: topic.append({**topic[0], "body": "hello", "queue_offset": ROWS}),
-        {"stored": ROWS + 1, "foreign": 1},
-    ),
-}
+    "everything is there once, in order": (lambda topic: None, {}),
+    "two rows are lost": (lambda topic: topic.__delitem__(slice(-2, None)),
+                          {"stored": ROWS - 2, "distinct": ROWS - 2, "lost": 2}),
+    "second copies are no disorder": (_copies, {"stored": ROWS + 5, "duplicates": 5}),
+    "second copies with new ids": (lambda topic: _copies(topic, message_id="another"),
+                                   {"stored": ROWS + 5, "duplicates": 5, "new_ids": 5}),
+    "two rows of a key are swapped": (_swap, {"disordered_keys": 1}),
+    "a key is in two queues":
+        (lambda topic: _of_busiest_key(topic)[-1].update(queue_id=1), {"moved_keys": 1}),
+    "a body differs": (lambda topic: _of_busiest_key(topic)[-1].update(body="{}"),
+                       {"distinct": ROWS - 1, "foreign": 1, "lost": 1}),
+    "another sender's message":
+        (lambda topic: topic.append({**topic[0], "body": "hello", "queue_offset": ROWS}),
+         {"stored": ROWS + 1, "foreign": 1}),
+}  # fmt: skip
+"""{name: a change of a topic that has each row once, and the fields of the verdict that differ}"""
 
 
 @pytest.mark.spark
@@ -103,7 +87,7 @@ def test_the_verdict_names_each_fault(spark, flights):
     counts = {"stored": ROWS, "distinct": ROWS, "keys": len({row.sharding_key for row in rows})}
     faults = set()
     no_letters = spark.createDataFrame([], "body binary")
-    for name, case in CASES.items():
+    for name, (change, differences) in CASES.items():
         topic = [
             {
                 "body": row.body, "sharding_key": row.sharding_key, "broker_name": "broker-a",
@@ -112,11 +96,11 @@ def test_the_verdict_names_each_fault(spark, flights):
             }
             for row in rows
         ]  # fmt: skip
-        case.change(topic)
+        change(topic)
         messages = spark.createDataFrame(topic, TOPIC)
         sums = verdict(frame, messages, no_letters).asDict()
-        assert {name: n for name, n in sums.items() if n} == {**counts, **case.verdict}, name
-        faults |= case.verdict.keys()
+        assert {name: n for name, n in sums.items() if n} == {**counts, **differences}, name
+        faults |= differences.keys()
     assert set(sums) == {*counts, *faults}, "each count has a case"
     last = spark.createDataFrame([(rows[-1].body.encode(),)], "body binary")
     short = spark.createDataFrame(topic[:-3], TOPIC)
@@ -154,9 +138,8 @@ def test_a_broker_is_broken_once_and_repaired_after_its_time(fault, repair):
     assert len(broker.method_calls) == len(lines) == 2
 
 
-GOOD = dict.fromkeys(
-    ("lost", "foreign", "new_ids", "duplicates", "disordered_keys", "moved_keys"), 0
-)
+FAULTS = ("lost", "foreign", "new_ids", "duplicates", "disordered_keys", "moved_keys")
+GOOD = dict.fromkeys(FAULTS, 0)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +175,7 @@ def test_the_end_says_what_went_wrong(totals, changes, failure, tmp_path, capsys
     assert summary.failures == ([failure] if failure else [])
     show(*summary.tables())
     out = capsys.readouterr().out
-    assert ("PASSED" in out) is not failure and (f"FAILED:\n  - {failure}\n" in out) is bool(
-        failure
-    )
+    assert ("PASSED" if not failure else f"FAILED:\n  - {failure}\n") in out
     text = " ".join(out.split())
     in_order = 2000 - changes.get("disordered_keys", 0)
     table = [

@@ -1,15 +1,12 @@
 """Text of a peer stays plain text on terminals, in pipes and in logs.
 
-The tests run the real commands on a pseudo-terminal and on pipes, and judge their output.
+The tests run the commands with a terminal and with pipes, and judge their output.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
-import pty
 import re
-import threading
 import unicodedata
 from itertools import product
 from unittest import mock
@@ -26,7 +23,7 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, confirmed, context, letter
-from tests.run_command import run_command
+from tests.run_command import Terminal, run_command
 
 GROUP = "billing"
 PLAIN = "".join(map(chr, (*range(3, 32), *range(0x7F, 0xA0))))
@@ -40,31 +37,6 @@ STYLES = re.compile(r"\x1b\[[0-9;]*m")
 """Styles that rich writes; hostile text may not contribute any."""
 
 
-def on_terminal(arguments, spark=None):
-    """Return the command's output on a terminal, without the terminal's own carriage returns."""
-    parent, child = pty.openpty()
-    environment = {"TERM": "xterm-256color", "COLUMNS": "200"}
-    shown = []
-
-    def read():
-        with contextlib.suppress(OSError):  # Linux raises it when the other side is closed.
-            while part := os.read(parent, 65536):
-                shown.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        with (
-            os.fdopen(child, "w", encoding="utf-8") as terminal,
-            mock.patch.dict(os.environ, environment),
-        ):
-            run_command(*arguments, spark=spark, out=terminal, err=terminal)
-    finally:
-        reader.join()
-        os.close(parent)
-    return b"".join(shown).decode().replace("\r\n", "\n")
-
-
 def obeyed(shown):
     """Return the characters that a terminal would obey; line ends are the command's own."""
     return sorted({
@@ -74,27 +46,26 @@ def obeyed(shown):
     })  # fmt: skip
 
 
-def judge(arguments, *, stdin="", shows="FORGED", spark=None):
+def judge(arguments, *, stdin="", shows="FORGED"):
     """Run a command on pipes and on a terminal, and check the output.
 
     `shows` proves that the command had hostile text to print.
     """
-    done = run_command(*arguments, stdin=stdin, spark=spark)
+    done = run_command(*arguments, stdin=stdin)
     assert obeyed(done.out + done.err) == []
     shown = re.sub(r"\s+", " ", done.out + done.err)  # A table's cell may have several lines.
     assert shows in shown, shown
     for line in (done.out + done.err).splitlines():
         assert not line.startswith("FORGED"), line
     if not stdin:
-        judge_on_terminal(arguments, shows=shows, spark=spark)
+        terminal = Terminal()
+        with mock.patch.dict(os.environ, {"TERM": "xterm-256color", "COLUMNS": "200"}):
+            run_command(*arguments, out=terminal, err=terminal)
+        shown = terminal.getvalue()
+        assert obeyed(STYLES.sub("", shown)) == []
+        assert "\x1b[31mI" not in shown and "H\x1b" not in shown
+        assert shows.partition(" ")[0] in shown, shown
     return done
-
-
-def judge_on_terminal(arguments, *, shows, spark=None):
-    shown = on_terminal(arguments, spark)
-    assert obeyed(STYLES.sub("", shown)) == []
-    assert "\x1b[31mI" not in shown and "H\x1b" not in shown
-    assert shows.partition(" ")[0] in shown, shown
 
 
 @pytest.fixture
@@ -183,16 +154,10 @@ def test_remarks(cluster, command, more):
 
 
 def test_send_of_hostile_lines(cluster):
-    lines = (
-        {"body": "x", "tags": HOSTILE}, {"body": "x", "keys": [HOSTILE]}, {"body": "x", HOSTILE: 1}
-    )  # fmt: skip
-    for line in lines:
-        for more in ([], ["--json"], ["--debug"]):
-            judge(
-                at(cluster, "send", "-t", "orders", "--json-lines", *more),
-                stdin=json.dumps(line), shows="",
-            )  # fmt: skip
-    judge(at(cluster, "send", "-t", "orders", "--json-lines"), stdin=HOSTILE, shows="JSON")
+    send = at(cluster, "send", "-t", "orders", "--json-lines")
+    for field, more in product(({"tags": HOSTILE}, {"keys": [HOSTILE]}, {HOSTILE: 1}), FORMS):
+        judge([*send, *more], stdin=json.dumps({"body": "x", **field}), shows="")
+    judge(send, stdin=HOSTILE, shows="JSON")
 
 
 def test_a_wrong_command_line():
@@ -248,11 +213,3 @@ def test_report(ledger, tmp_path):
 @pytest.mark.parametrize("view", ["sends", "dead-letters", "isolations"])
 def test_ledger_show(ledger, view, form):
     judge(["ledger", "show", view, "--ledger", ledger, *form], shows="H" if not form else "FORGED")
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    "arguments", [["backfill", "--dry-run"], ["transactions", "list", "--all"]], ids=" ".join
-)
-def test_commands_that_need_spark(spark, ledger, arguments):
-    judge_on_terminal([*arguments, "--ledger", ledger], shows="x1b", spark=spark)

@@ -1,6 +1,5 @@
 """`rocket-sink report` and `ledger show` of a local ledger, without Spark and Java."""
 
-import json
 import shlex
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -13,15 +12,7 @@ from rocket_sink.commands.common import ledger_input
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import in_order, resolution_rows
 from tests.ledger.night import store
-from tests.ledger.values import (
-    accounts,
-    confirmed,
-    context,
-    letter,
-    sends,
-    session,
-    write_spool,
-)
+from tests.ledger.values import accounts, confirmed, context, letter, sends, session, write_spool
 from tests.run_command import run_command
 
 
@@ -53,19 +44,19 @@ def path(tmp_path):
 def run(*arguments):
     done = run_command(*arguments)
     assert done.code == 0, done.err
-    return done.out, done.err
+    return done
 
 
 def test_unfolded_epochs_are_noted(path):
     for epoch in (1, 2):
         write_spool(path, context(epoch=epoch), accounts(context(epoch=epoch), acked=1))
-    out, err = run("report", "--ledger", path)
-    assert "rows of 2 epochs are not folded yet and not shown; --fold" in err
-    assert "rows of 2 epochs are not folded yet and in no table below;" in out
+    done = run("report", "--ledger", path)
+    assert "rows of 2 epochs are not folded yet and not shown; --fold" in done.err
+    assert "rows of 2 epochs are not folded yet and in no table below;" in done.out
     write_spool(path, context(epoch=3), letter(context(epoch=3)), letter(context(epoch=3)))
-    out, err = run("report", "--ledger", path)
-    assert "rows of 3 epochs are not folded yet and not shown, 2 dead letters among them" in err
-    assert "in no table below; 2 dead letters wait to be folded" in out
+    done = run("report", "--ledger", path)
+    assert "rows of 3 epochs are not folded yet and not shown, 2 dead letters among" in done.err
+    assert "in no table below; 2 dead letters wait to be folded" in done.out
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 
@@ -73,50 +64,43 @@ def test_quarantined_files_are_noted(path):
     aside = Path(path, "_spool", "_quarantine", "q-query", "0", "0-1-x~y.arrow")
     aside.parent.mkdir(parents=True)
     aside.touch()
-    out, err = run("report", "--ledger", path)
-    assert "1 damaged spool file is put aside" in err
-    assert "1 damaged spool file is put aside" in out
-    out, err = run("report", "--ledger", path, "--json")
-    document = json.loads(out)
+    done = run("report", "--ledger", path)
+    shown = run("ledger", "show", "sends", "--ledger", path)
+    for text in (done.out, done.err, shown.err):
+        assert "1 damaged spool file is put aside" in text
+    document = run("report", "--ledger", path, "--json").json()
     assert (document["quarantined_files"], document["unfolded_epochs"]) == (1, 0)
-    _, err = run("ledger", "show", "sends", "--ledger", path)
-    assert "1 damaged spool file is put aside" in err
+
+
+HEADS = {
+    "epochs": (1, "at query id epoch rows in acked degraded dead unknown duplicates possible"),
+    "sends": (3, "at broker name queue id message count attempt outcome rtt ms error code"),
+    "dead-letters": (1, "at topic sharding key keys reason last error code last error"),
+    "resolutions": (1, "at topic letter id message id resolution"),
+    "attempts": (1, "at query id epoch partition task attempt id rows in acked complete counts"),
+    "isolations": (0, ""),
+}
+"""{view: number of its rows, and its head}"""
 
 
 def test_views(path):
-    rows = {
-        view: [json.loads(line) for line in out.splitlines()]
-        for view in ("dead-letters", "epochs", "sends", "resolutions", "attempts", "isolations")
-        for out, _ in [run("ledger", "show", view, "--ledger", path, "--json")]
-    }
-    assert {view: len(view_rows) for view, view_rows in rows.items()} == {
-        "dead-letters": 1, "epochs": 1, "sends": 3, "resolutions": 1, "attempts": 1,
-        "isolations": 0,
-    }  # fmt: skip
+    def show(view, *more):
+        return run("ledger", "show", view, "--ledger", path, *more)
+
+    rows = {view: show(view, "--json").lines() for view in HEADS}
+    for view, (count, head) in HEADS.items():
+        assert len(rows[view]) == count
+        assert not count or f"{view} {head} " in " ".join(show(view).out.split())
     assert rows["dead-letters"][0]["body"] == "body"
     assert rows["resolutions"][0]["at"] == "1970-01-01T00:00:01+00:00"
-    heads = {
-        "epochs":
-            "at query id epoch rows in acked degraded dead unknown duplicates possible adds up",
-        "sends": "at broker name queue id message count attempt outcome rtt ms error code",
-        "dead-letters": "at topic sharding key keys reason last error code last error",
-        "resolutions": "at topic letter id message id resolution",
-        "attempts": "at query id epoch partition task attempt id rows in acked complete counts",
-    }  # fmt: skip
-    for view, head in heads.items():
-        shown = " ".join(run("ledger", "show", view, "--ledger", path)[0].split())
-        assert f"{view} {head} " in shown
-    out, err = run("ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
-    assert out.count("CONNECT") == 2 and not err
-    _, err = run("ledger", "show", "sends", "--limit", "3", "--ledger", path)
-    assert err == "the newest 3; --limit shows more, --json all columns\n"
-    out, _ = run("ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
-    assert len(out.splitlines()) == 1
+    letters = show("dead-letters", "--all-letters")
+    assert letters.out.count("CONNECT") == 2 and not letters.err
+    newest = show("sends", "--limit", "3").err
+    assert newest == "the newest 3; --limit shows more, --json all columns\n"
+    assert len(show("sends", "--limit", "1", "--json").lines()) == 1
     conditions = {"outcome = 'acked' -- all": 3, "NOT (topic = 't') and epoch > 0": 0}
     for condition, count in conditions.items():
-        where = ("--where", condition, "--json", "--ledger", path)
-        out, _ = run("ledger", "show", "sends", *where)
-        assert len(out.splitlines()) == count
+        assert len(show("sends", "--where", condition, "--json").lines()) == count
 
 
 def test_only_an_error_of_the_users_condition_is_left_to_spark():
@@ -145,16 +129,15 @@ def test_spark_is_started_where_it_is_needed(words, path, monkeypatch):
 
 
 def test_options_are_suggested_by_a_ledger(path):
-    out, err = run("tune", path)
-    assert "Replayed" in out or ("attempts" in out and err.startswith("replaying ..."))
-    assert json.loads(run("tune", path, "--json")[0])
+    done = run("tune", path)
+    assert "attempts" in done.out and done.err.startswith("replaying ...")
+    assert run("tune", path, "--json").json()
 
 
 def test_a_view_without_rows_says_so(tmp_path):
     ledger = store(tmp_path / "ledger", in_order([sends(context())], 1))
     show = ("ledger", "show", "dead-letters", "--ledger", ledger)
-    assert run(*show)[0] == "dead-letters: none\n"
-    assert run(*show, "--json")[0] == ""
+    assert run(*show).out == "dead-letters: none\n" and not run(*show, "--json").out
 
 
 def test_a_store_that_pyarrow_does_not_know_is_left_to_spark(tmp_path):

@@ -21,6 +21,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.spark.backfill.parking import Parked
 
 COMMANDS = Path(rocket_sink.__file__).parent / "commands"
+PRINTS = re.compile(r"click\.s?echo|print|.*Console.*|sys\.std(out|err)\.write.*")
 
 
 def test_a_long_step_says_that_it_goes_on(capsys):
@@ -40,9 +41,7 @@ def test_commands_print_by_this_module_only():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)
-                if function in ("click.echo", "click.secho", "print") or "Console" in function:
-                    printing.add(path.relative_to(COMMANDS.parent).as_posix())
-                if function.startswith(("sys.stdout.write", "sys.stderr.write")):
+                if PRINTS.fullmatch(function):
                     printing.add(path.relative_to(COMMANDS.parent).as_posix())
     # options.py prints the configuration file that it makes, which holds no peer's text.
     assert printing == {"commands/common/output.py", "commands/options.py"}
@@ -166,9 +165,8 @@ def test_tables_break_no_word_that_fits_a_line(width, capsys, monkeypatch):
     show_tables(table("Latency per broker", names, [row, row]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    shown = [word for line in lines for word in line.split()]
-    assert words <= set(shown)
-    assert shown.count("broker-of-the-night") == 2
+    shown = " ".join(lines).split()
+    assert words <= set(shown) and shown.count("broker-of-the-night") == 2
     monkeypatch.setattr(output, "_PIPE_WIDTH", 16)
     show_tables(table("", ["", "two"], [["lost-msg", "more"]]))
     assert capsys.readouterr().out == "lost-msg\n  two more\n\n"

@@ -65,12 +65,6 @@ def test_the_short_id_and_the_times_of_sending(ledger):
     assert "has no rows of a query 'feedbeef'" in done.err
 
 
-def test_a_page_that_cannot_be_written_is_refused_at_once(ledger, tmp_path):
-    done = report("--ledger", ledger, "--html", str(tmp_path / "none" / "x.html"), code=2)
-    assert "cannot write" in done.err and "No such file or directory" in done.err
-    assert done.out == ""
-
-
 @pytest.mark.parametrize("start", ["file:", "file://"])
 def test_a_ledger_named_by_a_uri_is_the_folder(ledger, start, monkeypatch):
     """Read both forms of a local URI without Spark, as the folder's path."""

@@ -1,7 +1,5 @@
 """The run of `rocket-sink stream`, without Java: its source and query, its view and its report."""
 
-from __future__ import annotations
-
 import datetime as dt
 import shlex
 import signal
@@ -57,34 +55,26 @@ class Frame:
         ("strict", ("body", "sharding_key"), ("`sharding_key`",)),
         ("best_effort", ("body", "sharding_key"), ("`sharding_key`",)),
         ("strict", ("body", "queue_id", "broker_name"), ()),
-        ("none", ("body", "sharding_key"), ()),
-        ("none", ("body",), ()),
+        ("none", ("body", "sharding_key"), ()), ("none", ("body",), ()),
+        ("best_effort", ("body",), None),
     ],
-)
+)  # fmt: skip
 def test_a_batch_in_order_has_a_keys_rows_in_one_partition(
     ordering, columns, parted_by, monkeypatch
 ):
-    written = []
-
-    def write(sink, frame):
-        written.append(frame)
-        return SimpleNamespace(query_id="q", rows_in=3)
-
+    write = MagicMock(return_value=SimpleNamespace(query_id="q", rows_in=3))
     monkeypatch.setattr(RocketSink, "write", write)
     monkeypatch.setattr(stream_run, "time", SimpleNamespace(monotonic=iter([7.0, 10.0]).__next__))
     source = SimpleNamespace(read=lambda spark, streaming: Frame(*columns))
     options = {**OPTIONS, "ordering": ordering}
+    if parted_by is None:
+        with pytest.raises(ConfigurationError, match="sharding_key"):
+            run_batch(None, source, options, "foreach")
+        return
     report = run_batch(None, source, options, "foreach")
-    assert [frame.parted_by for frame in written] == [parted_by]
+    assert write.call_args.args[0].parted_by == parted_by
     assert (report.query_id, report.rows_read) == ("q", 3)
     assert (report.epochs, report.seconds) == (1, 3.0)
-
-
-def test_a_batch_in_order_without_a_key_is_refused():
-    source = SimpleNamespace(read=lambda spark, streaming: Frame("body"))
-    options = {**OPTIONS, "ordering": "best_effort"}
-    with pytest.raises(ConfigurationError, match="sharding_key"):
-        run_batch(None, source, options, "foreach")
 
 
 @pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "datasource"])
@@ -116,8 +106,8 @@ def test_a_batch_of_the_data_source_counts_its_rows_by_the_way(monkeypatch):
     observation.return_value.get = {"rows": 5}
     monkeypatch.setattr("rocket_sink.spark.datasource.register", register)
     monkeypatch.setattr("pyspark.sql.Observation", observation)
-    monkeypatch.setattr("pyspark.sql.functions.lit", MagicMock())
-    monkeypatch.setattr("pyspark.sql.functions.count", MagicMock())
+    for name in ("lit", "count"):
+        monkeypatch.setattr(f"pyspark.sql.functions.{name}", MagicMock())
     monkeypatch.setattr(stream_run, "_in_order", lambda sink, frame: frame)
     source = SimpleNamespace(read=lambda spark, streaming: frame)
     report = run_batch("spark", source, {**OPTIONS, "maxMessageSize": 9}, "datasource")
@@ -148,8 +138,8 @@ def test_a_source(spark, form, path, schema, is_streaming, takes):
     opened = (spark.readStream if is_streaming else spark.read).format
     reader = opened.return_value.options.return_value
     files = spark.read.format.return_value.options.return_value.load
-    read = Source(form, path, schema, {"a": "b"}, "x > 1", ("y", "z")).read
-    frame = read(spark, streaming=is_streaming)
+    source = Source(form, path, schema, {"a": "b"}, "x > 1", ("y", "z"))
+    frame = source.read(spark, streaming=is_streaming)
     assert opened.call_args == call(form)
     assert opened.return_value.options.call_args == call(a="b")
     wanted = {"given": schema, "files": files.return_value.schema}.get(takes or "")
@@ -202,12 +192,8 @@ class Query:
             step(self)
         else:
             epoch, rows = step
-            ended = {
-                "batchId": epoch,
-                "numInputRows": rows,
-                "durationMs": {"triggerExecution": 1500},
-            }
-            self.recentProgress.append(ended)
+            took = {"triggerExecution": 1500}
+            self.recentProgress.append({"batchId": epoch, "numInputRows": rows, "durationMs": took})
         return True
 
 
@@ -267,6 +253,7 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
 ):
     """Under spark-submit the signal may reach only the JVM, which has the command's handler."""
     misc, before = spark.sparkContext._jvm.sun.misc, signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
     def end(_):
         if is_submitted:
@@ -277,8 +264,6 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
 
     if is_submitted:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    else:
-        monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     query = Query((0, 3), end, *later)
     report, _ = run_query(query, spark, monkeypatch, stop_timeout_s=timeout_s)
     assert misc.Signal.handle.called is is_submitted

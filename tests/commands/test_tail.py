@@ -13,6 +13,7 @@ from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import scripted_cluster
+from tests.producer.waiting import until
 from tests.run_command import run_command
 
 cluster = scripted_cluster(1, t=1)
@@ -120,13 +121,8 @@ def test_a_queue_that_comes_later_is_followed_too(cluster):
     broker = cluster.brokers[0]
 
     def wait_for_pull(queue_id):
-        deadline_s = time.monotonic() + 30
-        pulls = (RequestCode.PULL_MESSAGE, queue_id)
-        while time.monotonic() < deadline_s and not any(
-            (request.code, (request.ext or {}).get("queueId")) == pulls
-            for request in broker.requests
-        ):
-            time.sleep(0.01)
+        pull = (RequestCode.PULL_MESSAGE, queue_id)
+        until(lambda: any((r.code, (r.ext or {}).get("queueId")) == pull for r in broker.requests))
 
     def grow():
         wait_for_pull("0")

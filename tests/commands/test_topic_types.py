@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,23 +23,18 @@ from tests.run_command import run_command
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
 FITS = [
-    ("FIFO", {}, False),
-    ("FIFO", {"ordering": "strict"}, True),
-    ("FIFO", {"ordering": "best_effort"}, True),
-    ("FIFO", {"columns": "delay_ms=wait"}, False),
+    ("FIFO", {}, False), ("FIFO", {"ordering": "strict"}, True),
+    ("FIFO", {"ordering": "best_effort"}, True), ("FIFO", {"columns": "delay_ms=wait"}, False),
     ("DELAY", {"columns": "delay_ms=wait"}, True),
     ("DELAY", {"columns": "delivery_timestamp=due", "ordering": "strict"}, True),
-    ("DELAY", {"ordering": "strict"}, False),
-    ("TRANSACTION", {}, False),
+    ("DELAY", {"ordering": "strict"}, False), ("TRANSACTION", {}, False),
     ("TRANSACTION", {"delivery": "transactional", "ledger": "/tmp/l"}, True),
-    ("NORMAL", {"delivery": "transactional", "ledger": "/tmp/l"}, False),
-    ("NORMAL", {}, True),
-    ("NORMAL", {"ordering": "strict"}, False),
-    ("MIXED", {"ordering": "strict"}, True),
+    ("NORMAL", {"delivery": "transactional", "ledger": "/tmp/l"}, False), ("NORMAL", {}, True),
+    ("NORMAL", {"ordering": "strict"}, False), ("MIXED", {"ordering": "strict"}, True),
     ("PRIORITY", {"columns": "priority=urgency"}, True),
     ("LITE", {"columns": "lite_topic=session"}, True),
     ("LITE", {"columns": "priority=urgency"}, False),
-]
+]  # fmt: skip
 
 
 def findings(attributes, **options):
@@ -104,10 +100,7 @@ def test_a_ledger_that_cannot_be_made_is_told(below, tmp_path):
 
 
 def test_a_broker_without_topic_types_is_noted():
-    def refused(topic):
-        raise BrokerError("no")
-
-    admin = SimpleNamespace(topic_attributes=refused)
+    admin = Mock(**{"topic_attributes.side_effect": BrokerError("no")})
     [found] = _type(admin, SinkOptions.parse(OPTIONS))
     assert found.state == "note" and "not known" in found.text
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,9 +25,6 @@ from tests.recorded import ROWS, run, verified
 from tests.run_command import run_command
 
 cluster = scripted_cluster(t=2)
-
-
-Delete = Callable[[StoredMessage], None]
 
 
 @pytest.fixture
@@ -179,7 +175,8 @@ def figures_of(result):
 def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path):
     """Of the messages, 42 to 48 are acknowledged, and 42 is there again. Query `q` has none."""
     ctx = context()
-    rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7), dead(), of_query("q")]
+    rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7),
+            letter(ctx, message_id="E" * 32), accounts(context(query_id="q"), acked=0)]  # fmt: skip
     path = Path(store(tmp_path, in_order(rows, 1 << 32)))
     ids = {42: "A" * 32, **{place: f"{place}" for place in range(43, 49)}, 49: "A" * 32}
     ids |= {50: "F" * 32, 51: "F" * 32, 52: "E" * 32, 53: "E" * 32}
@@ -210,14 +207,6 @@ def test_a_resent_letter_that_is_elsewhere(tmp_path):
 def test_one_fault_of_any_kind_does_not_add_up(fault):
     sound = Verification("t", 9, 9, 0, 0, 0, not_due=1, expired=1)
     assert sound.adds_up and not dataclasses.replace(sound, **{fault: 1}).adds_up
-
-
-def dead():
-    return letter(context(), message_id="E" * 32)
-
-
-def of_query(query_id):
-    return accounts(context(query_id=query_id), acked=0)
 
 
 def test_keys_of_a_table_are_compared(cluster, tmp_path, delete):

@@ -8,7 +8,7 @@ import io
 import re
 import sys
 from itertools import product
-from unittest.mock import MagicMock
+from unittest import mock
 
 import click
 import pytest
@@ -18,6 +18,7 @@ from rocket_sink.commands.common.base import Group
 from rocket_sink.testing import FakeCluster
 from rocket_sink.text import nearest
 from tests.commands.test_cli import find, leaves, run
+from tests.run_command import Terminal
 
 WIDTHS = (60, 80, 120)
 UNWRITABLE = "/dev/null/no/such/file.json"
@@ -38,14 +39,9 @@ NEXT = re.compile(
 """Words that say what to do next, or which value is right."""
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.fixture(autouse=True)
 def places(monkeypatch, tmp_path):
-    started = MagicMock(side_effect=AssertionError("Spark was started"))
+    started = mock.MagicMock(side_effect=AssertionError("Spark was started"))
     monkeypatch.setattr("rocket_sink.spark.session.build_session", started)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
@@ -190,12 +186,10 @@ def test_helps_cut_no_sentence(capsys):
 def test_the_closest_of_many_names_is_found_by_few_comparisons(typed, monkeypatch):
     names = [f"orders-{number:05d}" for number in range(10_000)] + ["payments"]
     closest = difflib.get_close_matches(typed, names, n=1, cutoff=0.75)
-    compared = []
     ratio = difflib.SequenceMatcher.real_quick_ratio
-    monkeypatch.setattr(
-        difflib.SequenceMatcher, "real_quick_ratio", lambda m: [compared.append(m), ratio(m)][1]
-    )
-    assert [nearest(typed, names)] == (closest or [None]) and len(compared) <= 100
+    compared = mock.create_autospec(ratio, side_effect=ratio)
+    monkeypatch.setattr(difflib.SequenceMatcher, "real_quick_ratio", compared)
+    assert [nearest(typed, names)] == (closest or [None]) and compared.call_count <= 100
 
 
 @pytest.mark.parametrize("path", [("backfill",), ("transactions", "settle")], ids=" ".join)
