@@ -68,7 +68,7 @@ def repair(cluster):
     return cluster
 
 
-_resting: set[int] = set()
+_resting = set()
 
 
 def rest(cluster):

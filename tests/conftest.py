@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items):
     A worker freezes its cluster once no more tests need it.
     """
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
-    needs: dict[Path, int] = {}
+    needs = {}
     for item in items:
         need = min((n for n, name in enumerate(_NEEDS) if item.get_closest_marker(name)), default=9)
         needs[item.path] = min(need, needs.get(item.path, need))
@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for item, _ in drawn]
 
 
-_LOCAL: list[LocalCluster] = []
+_LOCAL = []
 """The worker's own cluster, while it runs."""
 
 

@@ -2,7 +2,7 @@
 
 import base64
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.acl import Credentials
@@ -15,10 +15,9 @@ from rocket_sink.wire.trace import (
     EndTransactionTrace,
     MessageType,
     PubTrace,
-    Trace,
 )
 
-_TRACES: Final[dict[str, type[Trace]]] = {"Pub": PubTrace, "EndTransaction": EndTransactionTrace}
+_TRACES = {"Pub": PubTrace, "EndTransaction": EndTransactionTrace}
 
 
 class ClientId(NamedTuple):
@@ -66,7 +65,7 @@ def encode_recall_handle(handle):
 
 def decode_trace(text):
     """Return the producer's lines of a trace message's body, without the consumers' lines."""
-    traces: list[Trace] = []
+    traces = []
     for line in text.split(FIELD_SEPARATOR):
         name, *values = line.split(CONTENT_SEPARATOR)
         kind = _TRACES.get(name)

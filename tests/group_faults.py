@@ -19,7 +19,7 @@ FAULTS = {
 @pytest.fixture
 def groups(monkeypatch):
     """Return the sizes of the groups that are begun."""
-    sizes: list[int] = []
+    sizes = []
     begin = GroupAttempt.__init__
 
     def counted(self, *given, **more):

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
-from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from deltalake import DeltaTable
 from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.driver.fold import fold
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import placed
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
@@ -37,20 +36,20 @@ from tests.ledger.values import accounts, confirmed, context, sends
 from tests.memory import PEAK_MB
 from tests.python import run_python
 
-QUERY: Final = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
-START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
-TASKS: Final = 8
-REQUESTS: Final = 12
+QUERY = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
+START = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+TASKS = 8
+REQUESTS = 12
 """Of a task; a ledger of 3,000 epochs has the 290,000 send rows of a trial of eight hours."""
-EPOCH_S: Final = 10
-KEPT_EPOCHS: Final = 2 * 8640
+EPOCH_S = 10
+KEPT_EPOCHS = 2 * 8640
 """Epochs of two days, for which a ledger keeps commits and replaced files."""
-REAL_FOLDS: Final = 10
-SPARK: Any = SimpleNamespace(
+REAL_FOLDS = 10
+SPARK = SimpleNamespace(
     _jsparkSession=1, sparkContext=SimpleNamespace(master="local[2]", applicationId="growth")
 )
 """A local session; a fold of few rows asks Spark for nothing."""
-REPORT: Final = f"""{PEAK_MB}
+REPORT = f"""{PEAK_MB}
 import resource, sys
 from rocket_sink.cli import main
 code = main(sys.argv[1:])
@@ -78,7 +77,7 @@ class Growth:
     def __init__(self, folder, kept_s, together=1, named_s=None):
         """Make the ledger; `named_s`: time for which checkpoints name replaced files."""
         named_s = kept_s / 8 if named_s is None else named_s
-        self.place: LedgerPath = resolve_path(folder)
+        self.place = resolve_path(folder)
         properties = {
             **PROPERTIES,
             "delta.logRetentionDuration": _milliseconds(kept_s),
@@ -106,7 +105,7 @@ class Growth:
             self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]
         )
         commit(self.place, current, files, "growth", first)
-        append: Any = SimpleNamespace(place=self.place, merges=True, rows=1, sequence=sequence)
+        append = SimpleNamespace(place=self.place, merges=True, rows=1, sequence=sequence)
         keep_small(append)
         return time.process_time() - begin_s
 

@@ -19,7 +19,6 @@ import tempfile
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 from unittest import mock
 
 from platformdirs import user_cache_path
@@ -29,10 +28,10 @@ from rocket_sink.cluster.jars import DEFAULT_VERSION, only_one
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import find_java
 
-SPARK: Final = "spark"
-BROKER: Final = "broker"
+SPARK = "spark"
+BROKER = "broker"
 
-_QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def archive(kind):
@@ -58,7 +57,7 @@ def java_options(kind):
     return (*_QUICK, f"-XX:SharedArchiveFile={path}", "-Xlog:cds*=off")
 
 
-SMALL_PLANS: Final = {
+SMALL_PLANS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -114,7 +113,7 @@ def delta_package():
     return str(builder._options["spark.jars.packages"])
 
 
-_SLACK: Final = (
+_SLACK = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(29, 20_000_000, 0, 0, 0); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )

@@ -9,7 +9,7 @@ class Killed(BaseException):
 
 def kill_at(wanted, times=1):
     """Return a function of steps that raises Killed at a step's `times`th time."""
-    counts: Counter[str] = Counter()
+    counts = Counter()
 
     def on_step(step):
         counts[step] += 1

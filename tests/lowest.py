@@ -36,7 +36,7 @@ def main(arguments):
 def lower_bound(package):
     """Return the lowest version of a package that setup.cfg allows."""
     match = re.search(r">=([\d.]+)", str(our_range(package)))
-    assert match is not None, package
+    assert match, package
     return match[1]
 
 

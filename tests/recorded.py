@@ -21,7 +21,7 @@ def run(name_server, folder, ctx, nth=1, *, timed=False, options=None, **more):
     """Run a task with `ROWS` rows, and fold its ledger rows."""
     own = options or {}
     parsed = SinkOptions.parse(nameServer=name_server, topic="t", requestMaxMessages=20, **own)
-    rows: list[pa.RecordBatch] = []
+    rows = []
     columns = {"body": [f"{ctx.epoch}-{n}" for n in range(ROWS)],
                "keys": [[f"key-{n}"] for n in range(ROWS)], **more}  # fmt: skip
     batch = pa.RecordBatch.from_pydict(columns)

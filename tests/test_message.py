@@ -52,11 +52,15 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"lite_topic": "l", "sharding_key": "k"}, "INVALID_LITE_TOPIC"),
         ({"lite_topic": "l" * 65}, "INVALID_LITE_TOPIC"), ({"lite_topic": 5}, "INVALID_LITE_TOPIC"),
         ({"lite_topic": "a,b"}, "INVALID_LITE_TOPIC"), ({"lite_topic": ""}, "INVALID_LITE_TOPIC"),
+        ({"topic": 5}, "INVALID_TOPIC"), ({"keys": [7]}, "INVALID_FIELD"),
+        ({"keys": 7}, "INVALID_FIELD"), ({"tags": 5}, "INVALID_FIELD"),
+        ({"properties": None}, "INVALID_FIELD"), ({"properties": {"a": 1}}, "INVALID_PROPERTY"),
+        ({"delay_level": "3"}, "INVALID_DELAY"),
     ],
 )  # fmt: skip
 def test_an_illegal_message_cannot_be_made(changes, code):
     with pytest.raises(MessageError) as caught:
-        Message(**{"topic": "t", "body": b"x", **changes})  # type: ignore[arg-type]
+        Message(**{"topic": "t", "body": b"x", **changes})
     assert caught.value.code == code
 
 
@@ -100,13 +104,9 @@ def test_a_name_in_a_namespace(name, whole):
 )  # fmt: skip
 def test_an_address_has_a_host_and_a_port(address, parts):
     assert rules.host_and_port(address) == parts
-    for host, is_loopback in (
-        ("127.1.2.3", True),
-        ("localhost", True),
-        ("[::1]", True),
-        ("a", False),
-    ):
-        assert rules.is_loopback(f"{host}:1") is is_loopback and not rules.is_loopback(host)
+    for host in ("127.1.2.3", "localhost", "[::1]"):
+        assert rules.is_loopback(f"{host}:1") and not rules.is_loopback(host)
+    assert not rules.is_loopback("a:1")
 
 
 @pytest.mark.parametrize(
@@ -120,34 +120,17 @@ def test_an_address_has_a_host_and_a_port(address, parts):
 )  # fmt: skip
 def test_the_error_names_the_message_and_the_limit(changes, limit):
     with pytest.raises(MessageError, match=limit) as caught:
-        Message(**{"topic": "orders", "body": b"12345", "keys": ["k1"], **changes})  # type: ignore[arg-type]
+        Message(**{"topic": "orders", "body": b"12345", "keys": ["k1"], **changes})
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.topic, tuple(error.keys), error.size) == ("orders", ("k1",), 5)
     for word in ("'orders'", "'k1'", "5 bytes"):
         assert word in str(error)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"topic": 5}, {"body": 5}, {"keys": [7]}, {"keys": 7}, {"tags": 5}, {"properties": None},
-        {"properties": {"a": 1}}, {"delay_level": "3"}, {"delay_ms": "x"}, {"flag": None},
-    ],
-)  # fmt: skip
-def test_a_wrong_type_is_a_message_error_too(wrong):
-    with pytest.raises(MessageError) as caught:
-        Message(**{"topic": "t", "body": b"x", "keys": ["k"], **wrong})  # type: ignore[arg-type]
-    assert pickle.loads(pickle.dumps(caught.value)).code == caught.value.code
-
-
-def test_legal_extremes_pass():
-    message = Message(
-        "t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"}, flag=-(2**31),
-        wait_store=False, delay_level=18,
-    )  # fmt: skip
-    assert (message.tags, message.keys, message.wait_store) == ("a", ("one",), False)
-    assert Message("t", b"x", flag=2**31 - 1).flag == 2**31 - 1
-    assert Message("t", b"x", wait_store=1).wait_store is True  # type: ignore[arg-type]
+def test_fields_have_one_form():
+    message = Message("t", b"x", tags=" a ", keys="one", properties={"p": "värde"}, wait_store=1)
+    assert (message.tags, message.keys, message.wait_store) == ("a", ("one",), True)
+    assert not Message("t", b"x", wait_store=False).wait_store
     assert pickle.loads(pickle.dumps(message)) == message
 
 
@@ -163,9 +146,6 @@ def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is():
     for name in ("tags", "properties", "is_single"):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(plain, name, "x")
-    with pytest.raises(TypeError):
-        plain.properties["k"] = "v"  # type: ignore[index]
-    assert Message("t", b"b") == explicit
 
 
 def test_properties_cannot_be_changed_from_outside():
@@ -174,7 +154,7 @@ def test_properties_cannot_be_changed_from_outside():
     properties["TAGS"] = "x"
     assert dict(message.properties) == {"a": "b"}
     with pytest.raises(TypeError):
-        message.properties["a"] = "c"  # type: ignore[index]
+        message.properties["a"] = "c"
 
 
 def test_the_package_has_no_other_names():

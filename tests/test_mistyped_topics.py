@@ -14,23 +14,23 @@ from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 
 
-def by_send(servers: str, topic: str) -> None:
+def by_send(servers, topic):
     with Producer(nameServer=servers) as producer:
         producer.send(Message(topic, b"a"))
         producer.send(Message("orders", b"a"))
 
 
-def by_send_async(servers: str, topic: str) -> None:
+def by_send_async(servers, topic):
     with Producer(nameServer=servers) as producer:
         producer.send_async(Message(topic, b"a")).result(30)
 
 
-def by_column(servers: str, topic: str) -> None:
+def by_column(servers, topic):
     with TableProducer(nameServer=servers) as producer:
         producer.send(pa.table({"topic": [topic, "orders"], "body": ["a", "b"]}))
 
 
-def by_workers(servers: str, topic: str) -> None:
+def by_workers(servers, topic):
     """Send by two workers of an executor, which share a file."""
     options = SinkOptions.parse(nameServer=servers)
     with TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ def by_workers(servers: str, topic: str) -> None:
             engine.close()
 
 
-def by_command(servers: str, topic: str) -> None:
+def by_command(servers, topic):
     assert main(["send", "-n", servers, "-t", topic, "a", "b"]) == 0
 
 

@@ -1,8 +1,6 @@
 """The mistakes that `python -m tools.mutants` plants, and its choice of lines."""
 
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -21,12 +19,9 @@ from tools.mutant_places import Source
         ("x = a and b", "dropped_operand", ["x = a", "x = b"]),
         ("x = 1, 2, 3", "dropped_element", ["x = 2, 3", "x = 1, 3", "x = 1, 2, "]),
         ("if a: f()", "ignored_condition", ["if False: f()"]),
-        ("f()", "deleted_statement", ["pass"]),
-        ("self.a = 1", "deleted_statement", ["pass"]),
-        ("a = f()", "deleted_statement", []),
-        ("x = s * 1000", "dropped_unit", ["x = s"]),
-        ("x = s * 7", "dropped_unit", []),
-        ("x = a < b", "operator_swap_op", ["x = a <= b"]),
+        ("f()", "deleted_statement", ["pass"]), ("self.a = 1", "deleted_statement", ["pass"]),
+        ("a = f()", "deleted_statement", []), ("x = s * 1000", "dropped_unit", ["x = s"]),
+        ("x = s * 7", "dropped_unit", []), ("x = a < b", "operator_swap_op", ["x = a <= b"]),
         ("assert a < b", "operator_swap_op", []),
         ("x: Final[1] = 2", "other_number", ["x: Final[1] = 3"]),
         ("x = 30_000", "other_number", ["x = 300000"]),
@@ -103,7 +98,7 @@ def test_verdicts(tmp_path, monkeypatch):
     ], done.stderr  # fmt: skip
 
 
-def repository(root: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def repository(root, files, monkeypatch):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

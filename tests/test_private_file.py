@@ -5,6 +5,7 @@ The judges are the kernel (`flock`, modes) and the bytes of the file that was at
 
 import fcntl
 import os
+import queue
 import re
 import socket
 import subprocess
@@ -12,7 +13,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,51 +30,47 @@ from rocket_sink.private_file import FileLock, check_folder
 TEXT = "what the user must not lose\n"
 
 
-def lock_ledger(folder: Path) -> None:
+def lock_ledger(folder):
     with ledger_lock(resolve_path(folder), 0):
         pass
 
 
-def lock_cluster(folder: Path) -> None:
-    detached.down(folder)
-
-
-def lock_jars(folder: Path) -> None:
+def lock_jars(folder):
     with only_one(folder / "jars.lock", print):
         pass
 
 
 USERS = {
     "ledger": ("_notes/locks/lock", lock_ledger),
-    "cluster": (".lock", lock_cluster),
+    "cluster": (".lock", detached.down),
     "jars": ("jars.lock", lock_jars),
 }
 
 
-def lock_path(home: Path, name: str) -> Path:
+def lock_path(home, name):
     path = home / name
     path.parent.mkdir(parents=True, exist_ok=True)
     (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
     return path
 
 
+ATTACKS = {
+    "symlink": lambda path, precious, nothing: path.symlink_to(precious),
+    "link to nothing": lambda path, precious, nothing: path.symlink_to(nothing),
+    "hard link": lambda path, precious, nothing: path.hardlink_to(precious),
+    "pipe": lambda path, precious, nothing: os.mkfifo(path),
+    "folder": lambda path, precious, nothing: path.mkdir(),
+}
+
+
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("attack", ["symlink", "link to nothing", "hard link", "pipe", "folder"])
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(tmp_path, user, attack):
     name, take = USERS[user]
     precious, nothing = tmp_path / "precious", tmp_path / "nothing"
     precious.write_text(TEXT)
     path = lock_path(tmp_path / "home", name)
-    if attack == "symlink":
-        path.symlink_to(precious)
-    elif attack == "link to nothing":
-        path.symlink_to(nothing)
-    elif attack == "hard link":
-        path.hardlink_to(precious)
-    elif attack == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
+    ATTACKS[attack](path, precious, nothing)
     with pytest.raises((LedgerError, ClusterError), match=path.name) as error:
         take(tmp_path / "home")
     assert ("symbolic link" in str(error.value)) == ("link" in attack and attack != "hard link")
@@ -132,45 +128,35 @@ def test_a_world_writable_home_is_refused(tmp_path):
 
 
 HOLDER = """
-    import sys, time
-    from pathlib import Path
-    from rocket_sink.private_file import FileLock
-    lock = FileLock(Path(sys.argv[1]))
-    assert lock.acquire(0)
-    print("held", flush=True)
-    sys.stdin.read()
+import sys
+from pathlib import Path
+from rocket_sink.private_file import FileLock
+lock = FileLock(Path(sys.argv[1]))
+assert lock.acquire(0)
+print("held", flush=True)
+sys.stdin.read()
 """
 
 
 def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path):
     path = tmp_path / ".lock"
-    code = "\n".join(line.strip() for line in HOLDER.splitlines())
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    texts: list[str] = []
-    reported = threading.Event()
-
-    def hear(text: str) -> None:
-        texts.append(text)
-        reported.set()
-
+    texts = queue.Queue()
     (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
-    waiter = threading.Thread(target=lambda: detached.down(tmp_path, progress=hear))
+    waiter = threading.Thread(target=lambda: detached.down(tmp_path, progress=texts.put))
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         waiter.start()
-        assert reported.wait(60)
-        assert f"process {holder.pid} on " in texts[0]
-        assert str(tmp_path) in texts[0]
+        text = texts.get(timeout=60)
+        assert f"process {holder.pid} on " in text and str(tmp_path) in text
         assert waiter.is_alive()
     finally:
         holder.kill()
         holder.communicate()
     waiter.join(60)
-    assert not waiter.is_alive()
-    assert len(texts) == 1
+    assert not waiter.is_alive() and texts.empty()
 
 
 @pytest.mark.parametrize(

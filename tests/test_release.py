@@ -6,11 +6,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 import rocket_sink
 from rocket_sink.ledger.views import VIEWS
+from tests.python import run_python
 from tools import public_names, release, sbom
 from tools.setup_cfg import project
 
@@ -32,9 +34,7 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     pytest.importorskip("hatchling")
     pytest.importorskip("hatch_fancy_pypi_readme")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "hatchling", "build", "-t", "wheel", "-d", out)
     (built,) = out.glob("*.whl")
     return built
 
@@ -43,11 +43,9 @@ def test_the_wheel_has_the_packages_and_a_whole_page(wheel, tracked):
     assert release.wheel_problems(wheel, tracked) == []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    folder = "rocket_sink/ledger/report"
-    expected = ["rocket_sink/py.typed", f"{folder}/page.css", f"{folder}/page.js"]
-    expected += [f"{folder}/page.html"]
-    expected += ["rocket_sink/cluster/rocketmq-5.5.0.lock", "pyspark_rocketmq/__init__.py"]
-    assert set(expected) <= set(names)
+    expected = {f"rocket_sink/ledger/report/page.{end}" for end in ("css", "js", "html")}
+    expected |= {"rocket_sink/py.typed", "rocket_sink/cluster/rocketmq-5.5.0.lock"}
+    assert expected | {"pyspark_rocketmq/__init__.py"} <= set(names)
     assert not [name for name in names if re.search(r"(^|/)(tests?|tools|__pycache__)/", name)]
 
 
@@ -62,9 +60,6 @@ def test_what_is_wrong_with_a_wheel_is_named(wheel, tracked, tmp_path):
     assert "lacks rocket_sink/py.typed" in problems
     assert "has rocket_sink/__pycache__/cli.pyc, which git has not" in problems
     assert "leads nowhere: example.org/rocket-sink" in problems
-
-
-def test_a_page_that_asks_for_a_clone_is_no_page_of_a_registry():
     assert release.page_problems('In a clone: pip install ".[spark]"')
 
 
@@ -98,28 +93,20 @@ def test_what_builds_a_release_has_one_version_each():
 
 @pytest.mark.parametrize("others", [[], [sys.executable], ["/another/python3"]])
 def test_a_release_needs_a_second_python(others, monkeypatch, capsys):
-    builders: list[str] = []
-
-    def build(pythons: list[str], work: Path) -> Path:
-        builders.extend(pythons)
-        return work
-
-    monkeypatch.setattr(release, "_run", lambda *_, **__: "")
-    monkeypatch.setattr(release, "build", build)
-    monkeypatch.setattr(release, "check", lambda *_: None)
-    monkeypatch.setattr(release, "other_python", lambda: others)
+    build = MagicMock(side_effect=lambda pythons, work: work)
+    for name, made in (("_run", MagicMock(return_value="")), ("build", build),
+                       ("check", MagicMock()), ("other_python", lambda: others)):  # fmt: skip
+        monkeypatch.setattr(release, name, made)
     code = release.main(["--check"])
     is_alone = others != ["/another/python3"]
-    assert code == is_alone and len(builders) == 2
+    assert code == is_alone and len(build.call_args.args[0]) == 2
     assert ("no second Python" in capsys.readouterr().err) == is_alone
 
 
 def test_public_names_keep_their_promises():
     pytest.importorskip("griffe")
-    assert public_names.new_breaks() == [], (
-        "deprecate it (docs/stability.md), or before the first release: "
-        "python -m tools.public_names"
-    )
+    advice = "deprecate it (docs/stability.md), or before a release: python -m tools.public_names"
+    assert public_names.new_breaks() == [], advice
 
 
 def test_what_breaks_users_is_seen():
@@ -129,12 +116,10 @@ def test_what_breaks_users_is_seen():
     fewer = old.replace("send_batch(self, messages, *, queue", "send_batch(self, messages, *, at")
     more = old.replace("def add_hook(self, hook)", "def add_hook(self, hook, again=False)")
     assert len({old, gone, fewer, more}) == 4
-    assert public_names.breaks(old, gone, names, names) == [
-        "Producer.send_oneway: Public object was removed"
-    ]
-    assert "Producer.send_batch: Parameter was removed" in public_names.breaks(
-        old, fewer, names, names
-    )
+    removed = public_names.breaks(old, gone, names, names)
+    assert removed == ["Producer.send_oneway: Public object was removed"]
+    changed = public_names.breaks(old, fewer, names, names)
+    assert "Producer.send_batch: Parameter was removed" in changed
     assert public_names.breaks(old, more, names, names) == []
     option = "option topic = "
     without = [name for name in names if name != option]

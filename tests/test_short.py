@@ -2,13 +2,12 @@
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.crash.schedule import CI
-from tests.mutation.defects import DEFECTS, Defect
+from tests.mutation.defects import DEFECTS
 from tests.short import LONG_WITHOUT_JAVA, WITH_JAVA, is_long
 
 TESTS = Path(__file__).parent
@@ -18,15 +17,15 @@ FEWEST = 10
 """Planted defects that the short form sees in each room of at least as many."""
 
 
-def has_java_mark(text: str) -> bool:
+def has_java_mark(text):
     return "mark.spark" in text or "mark.cluster" in text
 
 
 @functools.cache
-def java_by_test(path: str) -> dict[str, bool]:
+def java_by_test(path):
     """Return {name of a test, `Class::name` in a class: whether it starts Java}."""
 
-    def walk(body: list[ast.stmt], prefix: str, java: bool) -> Iterator[tuple[str, bool]]:
+    def walk(body, prefix, java):
         for node in body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
                 java = java or has_java_mark(ast.unparse(node.value))
@@ -71,7 +70,7 @@ def test_what_is_long():
     assert is_long("tests/hosts/test_hosts.py::test_x", java=False)
 
 
-def is_seen(defect: Defect) -> bool:
+def is_seen(defect):
     """Tell whether all tests of one of a defect's names (file, class or test) are short."""
     for test in defect.tests:
         path, _, name = test.partition("[")[0].partition("::")
@@ -86,7 +85,7 @@ def is_seen(defect: Defect) -> bool:
     return False
 
 
-def room(defect: Defect) -> str:
+def room(defect):
     parts = Path(defect.path).parts
     return parts[1] if len(parts) > 2 else "top"
 

@@ -1,7 +1,6 @@
 """Two users of one ledger, as YARN has them: tasks run as one user, the driver as another one."""
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -72,7 +71,7 @@ for number in ({TASK}, {DRIVER}, {TASK}):
 """
 
 
-def play(folder: Path) -> subprocess.CompletedProcess[str]:
+def play(folder):
     return run_python("-c", SCRIPT, folder, may_fail=True)
 
 
