@@ -22,6 +22,7 @@ from rocket_sink.producer import request_reply
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.spark import listener, transactions
 from tests.clusters import scripted_cluster
+from tests.producer.waiting import in_threads
 from tests.test_layers import MODULES, layer_of
 
 _LONGEST_S = 20.0
@@ -128,15 +129,11 @@ def test_many_threads_of_a_child_make_one_client(cluster):
         def child():
             ready, clients = threading.Barrier(8), []
 
-            def send():
+            def send(_):
                 ready.wait()
                 clients.append(producer._live_session())
 
-            threads = [threading.Thread(target=send) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(8, send)
             assert len(clients) == 8 and len(set(map(id, clients))) == 1
 
         for _ in range(5):

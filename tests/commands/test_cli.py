@@ -26,14 +26,12 @@ HEAVY = (
 
 
 def leaves():
-    context = click.Context(cli.cli)
+    """Return the path of each command, as (name,) or (group, name)."""
     paths = []
     for name in cli.COMMANDS:
-        command = cli.cli.get_command(context, name)
-        if isinstance(command, Group):
-            paths += [(name, child) for child in command.list_commands(context)]
-        else:
-            paths.append((name,))
+        command = find((name,))
+        children = command.commands if isinstance(command, Group) else ()
+        paths += [(name, child) for child in children] or [(name,)]
     return paths
 
 

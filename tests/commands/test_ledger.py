@@ -72,27 +72,25 @@ def test_quarantined_files_are_noted(path):
     assert (document["quarantined_files"], document["unfolded_epochs"]) == (1, 0)
 
 
-HEADS = {
-    "epochs": (1, "at query id epoch rows in acked degraded dead unknown duplicates possible"),
-    "sends": (3, "at broker name queue id message count attempt outcome rtt ms error code"),
-    "dead-letters": (1, "at topic sharding key keys reason last error code last error"),
-    "resolutions": (1, "at topic letter id message id resolution"),
-    "attempts": (1, "at query id epoch partition task attempt id rows in acked complete counts"),
-    "isolations": (0, ""),
-}
-"""{view: number of its rows, and its head}"""
+HEADS = (
+    "epochs at query id epoch rows in acked degraded dead unknown duplicates possible adds up",
+    "sends at broker name queue id message count attempt outcome rtt ms error code",
+    "dead-letters at topic sharding key keys reason last error code last error",
+    "resolutions at topic letter id message id resolution",
+    "attempts at query id epoch partition task attempt id rows in acked complete counts",
+)
 
 
 def test_views(path):
     def show(view, *more):
         return run("ledger", "show", view, "--ledger", path, *more)
 
-    rows = {view: show(view, "--json").lines() for view in HEADS}
-    for view, (count, head) in HEADS.items():
-        assert len(rows[view]) == count
-        assert not count or f"{view} {head} " in " ".join(show(view).out.split())
-    assert rows["dead-letters"][0]["body"] == "body"
-    assert rows["resolutions"][0]["at"] == "1970-01-01T00:00:01+00:00"
+    for head in HEADS:
+        assert f"{head} " in " ".join(show(head.partition(" ")[0]).out.split())
+    (letter_row,), (resolution,) = (
+        show(view, "--json").lines() for view in ("dead-letters", "resolutions")
+    )
+    assert (letter_row["body"], resolution["at"]) == ("body", "1970-01-01T00:00:01+00:00")
     letters = show("dead-letters", "--all-letters")
     assert letters.out.count("CONNECT") == 2 and not letters.err
     newest = show("sends", "--limit", "3").err
