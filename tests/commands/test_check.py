@@ -3,6 +3,7 @@
 import datetime as dt
 import errno
 import os
+import platform
 
 import pyarrow as pa
 import pytest
@@ -160,6 +161,8 @@ def test_a_broker_is_asked_as_a_query_will_ask(cluster, prepare, more, state, pa
     assert (findings["broker broker-a"][0], part in findings["broker broker-a"][1]) == (state, True)
     states = {found for found, _ in findings.values()}
     assert done.code == ("fail" in states) and findings["java"][0] == "ok"
+    packages = [text.split()[0] for text in findings["python"][1].split(", ")]
+    assert packages == [platform.python_version(), "pyspark", "delta-spark", "pyarrow"]
     if part == "has no master now":
         assert findings["topic t"][1] == "has no queue to write to: no broker has a master"
 

@@ -80,6 +80,22 @@ def test_every_command_has_help_with_an_example(path, capsys):
         assert f" {name} {' '.join(first.split())}" in shown
 
 
+def test_defaults():
+    shown = {
+        " ".join((*path, option.opts[0])): option.default
+        for path in leaves()
+        for option in find(path).params
+        if type(option.default) in (int, float, str) and option.default
+    }
+    assert shown == {
+        "demo --rows": 336_776, "demo --fault": "freeze", "cluster up --brokers": 2,
+        "cluster up --queues": 4, "stream --lane": "foreach", "stream --stop-timeout": 60.0,
+        "backfill --format": "delta", "backfill --max-tries": 3, "dlq resend --max-resends": 3,
+        "transactions list --limit": 50, "report --epochs": 20, "tune --attempts": 200_000,
+        "ledger expire --settled-bodies": "7d", "ledger show --limit": 20,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -94,6 +110,10 @@ def test_every_command_has_help_with_an_example(path, capsys):
         (["transactions", "settle", "-n", "a:1"], "--ledger"), (["tail", "-n", "a:1"], "--topic"),
         (["tail", "-t"], "rocket-sink tail: option '-t' requires"),
         (["verify", "-n", "a:1", "-t", "t"], "--path FILES and --key COLUMN"),
+        (["verify", "-n", "a:1", "--path", "x", "--key", "k"], "which topic? give --topic NAME"),
+        (["ledger", "expire", "-l", "l", "--kind", "send"], "which age? give --older-than"),
+        (["ledger", "expire", "-l", "l", "--older-than", "x"], "'x' is no age, as 30d or 12h"),
+        (["tail", "-n", "a:1", "-t", "t", "--last", "1", "--from-start"], "give one of --from"),
         (["stream", "--format", "rate", "--batch", "--trigger", "1 s"], "not to --batch"),
         (["send", "-n", "a:1", "-t", "no such!", "x"], "'no such!'"),
         (["dlq", "list", "-n", "a:1", "--key", "k"], "give --group"),

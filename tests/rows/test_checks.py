@@ -248,8 +248,8 @@ def test_half_messages_have_room_for_their_own_properties(delivery, limit):
 )  # fmt: skip
 def test_each_kind_of_rows_has_its_number(column, kind):
     value = "text" if column in ("tags", "lite_topic") else 1
-    rows = check(one_row(body=b"x", **{column: value})).rows
-    assert rows.kinds().tolist() == [kind] and rows.is_delayed is (kind in (1, 2))
+    rows = check(pa.table({"body": ["x", "x"], column: [value, None]})).rows
+    assert rows.kinds().tolist() == [kind, 0] and rows.is_delayed is (kind in (1, 2))
 
 
 @pytest.mark.parametrize(("policy", "codes"), [("error", ["RESERVED_PROPERTY"]), ("drop", [])])
