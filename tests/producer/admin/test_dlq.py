@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -41,7 +40,7 @@ def give_up(cluster, number, *, broker=0, **properties):
     )  # fmt: skip
 
 
-def ids(admin: Admin, **query: Any) -> list[str]:
+def ids(admin, **query):
     return [letter.message_id for letter in dlq.read(admin, DlqQuery(GROUP, **query))]
 
 
@@ -91,7 +90,7 @@ Run = Callable[..., dlq.ResendReport]
 
 @pytest.fixture
 def run(cluster, admin):
-    def go(**more: Any) -> dlq.ResendReport:
+    def go(**more):
         with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
             work = Resender(admin, producer.send, **more)
             for letter in dlq.read(admin, DlqQuery(GROUP)):

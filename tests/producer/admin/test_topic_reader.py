@@ -1,10 +1,8 @@
 """Reading back what was acknowledged a moment ago."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.reading.batch import MessageReader
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.task import dlq_export
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer
 from rocket_sink.testing import store as reads
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode, SysFlag
@@ -58,19 +56,6 @@ def test_a_message_is_viewed_by_its_id_and_found_by_its_keys(cluster, admin):
     assert cluster.brokers[0].requests[-1].code == RequestCode.VIEW_MESSAGE_BY_ID
 
 
-@pytest.fixture
-def lagging(cluster, monkeypatch):
-    """Return the bytes by which brokers are behind, one entry for each call; the last one stays."""
-    behind = [5, 3, 0]
-
-    def runtime_info(self: Admin, name: str, address: str) -> dict[str, str]:
-        return {"dispatchBehindBytes": str(behind.pop(0) if len(behind) > 1 else behind[0])}
-
-    monkeypatch.setattr(Admin, "runtime_info", runtime_info)
-    cluster.create_topic("t", 1)
-    return behind
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -83,29 +68,30 @@ def test_who_is_away_may_come_back(error, expected):
     assert is_away(error("no")) is expected
 
 
-def test_it_waits_until_brokers_have_caught_up(cluster, admin, lagging):
-    assert admin.await_dispatched("t")
-    assert lagging == [0]
+YOUNG = errors.BrokerError("java.util.NoSuchElementException")
+"""The answer of a broker in its first second."""
 
 
-def test_steady_traffic_is_not_waited_for_without_end(cluster, admin, lagging):
-    lagging[:] = [1]
-    assert not admin.await_dispatched("t", timeout_s=0.1)
+@pytest.mark.parametrize(
+    ("answers", "are_dispatched"),
+    [([5, 3, 0], True), ([YOUNG, YOUNG, 5, 0], True), ([1], False)],
+)
+def test_it_waits_until_brokers_have_caught_up(
+    cluster, admin, monkeypatch, answers, are_dispatched
+):
+    """Steady traffic is not waited for without end: the last answer stays."""
+    remaining = [*answers]
 
+    def runtime_info(self, name, address):
+        answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        if answer is YOUNG:
+            raise answer
+        return {"dispatchBehindBytes": str(answer)}
 
-def test_a_broker_in_its_first_second_is_asked_again(cluster, admin, lagging, monkeypatch):
-    young = [errors.BrokerError("java.util.NoSuchElementException")] * 2
-    runtime_info = Admin.runtime_info
-
-    def first_refused(self: Admin, name: str, address: str) -> dict[str, str]:
-        if young:
-            raise young.pop()
-        return runtime_info(self, name, address)
-
-    monkeypatch.setattr(Admin, "runtime_info", first_refused)
-    assert admin.await_dispatched("t")
-    assert not young
-    assert lagging == [0]
+    monkeypatch.setattr(Admin, "runtime_info", runtime_info)
+    cluster.create_topic("t", 1)
+    assert admin.await_dispatched("t", timeout_s=20 if are_dispatched else 0.1) is are_dispatched
+    assert len(remaining) == 1
 
 
 def test_a_broker_without_dispatch_figures_is_read_at_once(cluster, admin, monkeypatch):
@@ -259,7 +245,7 @@ def test_a_property_in_another_encoding_is_replaced_and_its_place_named(cluster,
             properties = {"UNIQ_KEY": f"ID{number}", "TAGS": GBK if number == 1 else "t"}
             broker.store.append(StoredMessage(topic, b"%d" % number, properties=properties))
 
-    def warnings() -> list[str]:
+    def warnings():
         texts = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return [text.partition(" has properties")[0] for text in texts]
@@ -323,7 +309,7 @@ def topic(cluster, monkeypatch):
     kind = CompressionType.ZSTD
     small = compress(BODY, kind)
 
-    def encode(message: StoredMessage) -> bytes:
+    def encode(message):
         return encode_stored(replace(message, sys_flag=kind.sys_flag), stored_body=small)
 
     monkeypatch.setattr(reads, "encode_message", encode)
@@ -333,7 +319,7 @@ def topic(cluster, monkeypatch):
     return name
 
 
-def store(cluster: FakeCluster, topic: str, ids: Iterable[str]) -> None:
+def store(cluster, topic, ids):
     for broker in cluster.brokers:
         for number, message_id in enumerate(ids):
             broker.store.append(
@@ -381,7 +367,7 @@ def test_look_ups_of_effectively_once(cluster, topic, engine):
 def test_dead_letters(cluster, admin, topic, tmp_path):
     with memory_below(80 * MIB):
         assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
-    stored: Any = SimpleNamespace(status="SEND_OK")
+    stored = SimpleNamespace(status="SEND_OK")
     resender = dlq.Resender(admin, lambda message: stored, to_topic=topic)
     (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
     with memory_below(3 * MIB):

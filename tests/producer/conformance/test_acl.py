@@ -33,7 +33,7 @@ class Keys:
     access_key: str = "RocketMQ"
     secret_key: str = "1234-of-tests"
 
-    def options(self) -> dict[str, str]:
+    def options(self):
         return {"accessKey": self.access_key, "secretKey": self.secret_key}
 
 
@@ -72,7 +72,7 @@ def writer(guarded):
         guarded.admin("createAcl", *where, "-s", f"User:{user[0]}", *rights)
     options = {"nameServer": guarded.name_server, **WRITER.options()}
 
-    def is_known() -> bool:
+    def is_known():
         with contextlib.suppress(errors.SendError), Producer(**options) as producer:
             return bool(producer.send(Message("orders", b"known")))
         return False

@@ -32,7 +32,7 @@ CODECS = ("zlib", "lz4", "zstd")
 
 
 @functools.cache
-def words(size: int) -> bytes:
+def words(size):
     """Return a text that shrinks to about a third, with repetitions that are far apart."""
     rng = random.Random(size)
     some = [rng.randbytes(rng.randint(2, 9)).hex().encode() for _ in range(2000)]
@@ -40,7 +40,7 @@ def words(size: int) -> bytes:
 
 
 @functools.cache
-def noise(size: int) -> bytes:
+def noise(size):
     """Return bytes that no codec shrinks."""
     return random.Random(size).randbytes(size)
 
@@ -52,7 +52,7 @@ class Case:
     make: Any
     size: int
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.codec}-{self.level}-{self.make.__name__}-{self.size}"
 
 
@@ -96,11 +96,11 @@ def test_java_reads_every_body(sent, version):
         assert bool(message.sys_flag & SysFlag.COMPRESSION_MASK) == shrinks, str(case)
 
 
-def linked(body: bytes) -> bytes:
+def linked(body):
     return bytes(lz4.frame.compress(body, block_linked=True))
 
 
-def streams() -> list[tuple[str, CompressionType, bytes]]:
+def streams():
     """Return named streams, some of which Java refuses."""
     body = words(100_000)
     cases = []
@@ -127,7 +127,7 @@ def streams() -> list[tuple[str, CompressionType, bytes]]:
     ]
 
 
-def one_linked_block() -> bytes:
+def one_linked_block():
     """Return a stream with a linked block; the library links none in a frame of a single block."""
     with lz4.frame.LZ4FrameCompressor(block_linked=True) as compressor:
         return bytes(compressor.begin() + compressor.compress(b"body" * 9) + compressor.flush())

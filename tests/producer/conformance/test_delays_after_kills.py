@@ -36,7 +36,7 @@ def test_a_killed_broker_repeats_the_delayed_messages_of_any_client():
         with TableProducer(nameServer=server, topic=TOPICS[1]) as producer:
             assert producer.send(table).summary.acked == COUNT
 
-        def are_delivered(times: int) -> bool:
+        def are_delivered(times):
             time.sleep(1.0)
             ids = [Counter(m.message_id for m in read_topic(server, topic)) for topic in TOPICS]
             # The broker may not have read the last messages before the kill.

@@ -1,7 +1,5 @@
 """The live cases on brokers with ACL and TLS, and on 4.9.7."""
 
-from typing import Any
-
 import pytest
 
 from rocket_sink.cluster import LocalCluster
@@ -14,7 +12,6 @@ from tests.producer.conformance.test_live import (  # noqa: F401 (collected here
     test_c69_chinese_properties,
     test_c69_the_longest_properties_that_we_let_pass_are_stored,
     test_c70_a_missing_queue_is_an_error_of_the_callback,
-    test_c70_no_callback_and_a_raising_selector,
     test_c71_a_hundred_messages_in_one_batch,
     test_c73_order_per_queue,
 )
@@ -22,7 +19,7 @@ from tests.producer.conformance.test_live import (  # noqa: F401 (collected here
 pytestmark = pytest.mark.cluster
 
 
-_CLUSTERS: dict[str, dict[str, Any]] = {
+_CLUSTERS = {
     "5.3.3 with ACL and TLS": {"version": "5.3.3", "acl": Keys(), "tls": "enforcing"},
     "4.9.7": {"version": "4.9.7"},
 }

@@ -6,7 +6,6 @@ Ivy fetches the agent's jar into the cache of the cluster's jars, once.
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,6 @@ pytest.importorskip("opentelemetry.proto.collector.trace.v1")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import SpanContext
 
 from benchmarks.peers.jars import resolve_modules
 from rocket_sink import Message, Producer, TableProducer
@@ -31,15 +29,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 class Collector(HTTPServer):
     """Keeps the spans that are exported to it by OTLP."""
 
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
+    def __init__(self):
+        self.spans = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Collector
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         data = self.rfile.read(int(self.headers["content-length"]))
         for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
             for scope in resource.scope_spans:
@@ -47,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -80,7 +78,7 @@ def test_a_java_consumers_spans_have_the_senders_span_as_parent(local_cluster, m
         arguments = (local_cluster.name_server, topic, "8")
         run_java(FOLDER / "PushTopic.java", *arguments, version=GENERATIONS[0])
         collector.shutdown()
-    context: SpanContext = span.get_span_context()
+    context = span.get_span_context()
     parents = [(s.trace_id.hex(), s.parent_span_id.hex()) for s in collector.spans if s.kind == 5]
     current = f"{context.trace_id:032x}", f"{context.span_id:016x}"
     assert Counter(parents) == {current: 4, tuple(column.split("-")[1:3]): 4}

@@ -95,15 +95,6 @@ def test_c70_the_brokers_answer_to_a_missing_queue(real, topic, queue_id, code):
         assert decode_send_answer(answer).queue_id == found.queue_id in range(4)
 
 
-def test_c70_no_callback_and_a_raising_selector(topic, producer):
-    def broken(queues, message, arg):
-        raise ZeroDivisionError("selector")
-
-    with pytest.raises(ZeroDivisionError):
-        producer.send_async(Message(topic, b"x"), selector=broken)
-    assert producer.send_async(Message(topic, b"x"), None).result(20).status == "SEND_OK"
-
-
 def test_c71_a_hundred_messages_in_one_batch(real, topic, producer):
     fields = {"tags": "tags123", "keys": ["keys123"], "flag": 123, "wait_store": False}
     messages = [Message(topic, b"%d" % n, properties={"n": str(n)}, **fields) for n in range(100)]

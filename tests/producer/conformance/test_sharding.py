@@ -3,7 +3,6 @@
 import pyarrow as pa
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.task.table_producer import TableProducer
@@ -21,14 +20,14 @@ PATIENT = {"sendMsgTimeout": "60s"}
 Places = dict[str, tuple[str, int]]
 
 
-def java_places(real: LocalCluster, topic: str, kind: str, numbers: list[int]) -> Places:
+def java_places(real, topic, kind, numbers):
     arguments = (real.name_server, topic, kind)
     lines = "".join(f"{number}\n" for number in numbers)
     sent = run_java(FOLDER / "SendNumbers.java", *arguments, version=GENERATIONS[0], lines=lines)
     return {text: (broker, int(queue)) for _, text, broker, queue in sent}
 
 
-def stored_places(real: LocalCluster, topic: str, prefix: str) -> Places:
+def stored_places(real, topic, prefix):
     return {
         message.keys.removeprefix(prefix): (message.broker_name, message.queue_id)
         for message in read_with_java(real, topic)

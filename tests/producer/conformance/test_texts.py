@@ -1,7 +1,6 @@
 """Texts of tags, keys and properties: those that the official Java client accepts and carries."""
 
 import time
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -38,11 +37,11 @@ LEGAL = [
 """Texts that may be the tag, a key, and a property's name and value of a message."""
 
 
-def hex_lines(texts: list[str]) -> str:
+def hex_lines(texts):
     return "".join(f"x{text.encode().hex()}\n" for text in texts)
 
 
-def takes(**fields: Any) -> bool:
+def takes(**fields):
     try:
         message = Message("t", b"x", **fields)
     except MessageError:
@@ -52,7 +51,7 @@ def takes(**fields: Any) -> bool:
     return True
 
 
-def column_takes(name: str, values: list[Any], kind: pa.DataType) -> list[bool]:
+def column_takes(name, values, kind):
     options = SinkOptions.parse(nameServer="h:1", topic="t", ledger="/l")
     table = pa.table({"body": [b"x"] * len(values), name: pa.array(values, kind)})
     rows = normalise(table, resolve_columns(table.schema, options))
@@ -60,7 +59,7 @@ def column_takes(name: str, values: list[Any], kind: pa.DataType) -> list[bool]:
     return [row not in refused for row in range(len(values))]
 
 
-def is_refused_by_us(text: str) -> bool:
+def is_refused_by_us(text):
     """Return whether we refuse a text that Java carries.
 
     With 0x01 in a value, other clients may see the end of a name. With 0x00 at the end, our readers
@@ -92,7 +91,7 @@ def test_properties_are_legal_where_java_takes_and_carries_them(version):
     assert column_takes("keys", TEXTS, pa.string()) == keys
 
 
-def give_up(admin: Admin, topic: str) -> int:
+def give_up(admin, topic):
     """Give up each message for good, as a consumer does (ConsumerSendMsgBackRequestHeader)."""
     addresses = {name: brokers[0] for name, brokers in admin.cluster().items()}
     count = 0
@@ -109,7 +108,7 @@ def give_up(admin: Admin, topic: str) -> int:
     return count
 
 
-def count_of(admin: Admin, topic: str) -> int:
+def count_of(admin, topic):
     try:
         return admin.count(topic)
     except SendError:
