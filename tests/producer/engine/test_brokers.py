@@ -102,6 +102,9 @@ def test_without_fault_tolerance_only_suspicion_counts():
     assert homes(brokers, INFO) == set("abc"), "its usual latency explains it"
     brokers.update_suspicion([("a", NOW_S - 3.1, NOW_S)], NOW_S)
     assert homes(brokers, INFO) == set("bc")
+    brokers.of("b").in_flight = 4
+    brokers.of("b").busy(0.0, NOW_S)
+    assert homes(brokers, INFO) == {"c"}, "b is full"
 
 
 def test_an_answer_lets_a_window_grow_once():
@@ -114,6 +117,8 @@ def test_an_answer_lets_a_window_grow_once():
             broker.grow_window(100, *([count] if count > 1 else []))
         limits.append(broker.window.limit)
     assert limits[0] < limits[1] < limits[2] == limits[3]
+    broker.grow_window(int(limits[3]) + 1, 100)
+    assert broker.window is None, "it has grown back to its full size"
 
 
 def test_who_is_worse_than_another_is_told_once():

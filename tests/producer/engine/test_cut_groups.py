@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest, Wait
@@ -22,30 +21,30 @@ class Group:
     in_parts = True
     body_bytes = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def leave(self, first: int, last: int) -> SendRequest:
+    def leave(self, first, last):
         return request(self.name, last - first)
 
 
-def request(name: str, count: int) -> SendRequest:
-    group: Any = Group(name, count) if count > 1 else None
+def request(name, count):
+    group = Group(name, count) if count > 1 else None
     return SendRequest("t", b"", message_count=count, token=name, group=group)
 
 
 class Dispatcher:
     """Sends to one broker with `ROOM` places; counts attempts that were dispatched in vain."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.broker = Broker("b")
-        self.broker.window = SimpleNamespace(  # type: ignore[assignment]
+        self.broker.window = SimpleNamespace(
             room_for=lambda requests, in_flight: max(0, min(requests, ROOM - in_flight))
         )
-        self.sent: list[tuple[str, int]] = []
+        self.sent = []
         self.in_vain = 0
 
-    def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
+    def send(self, attempt, now_s):
         attempt.target = SendTarget(MessageQueue("t", "b", 0), "b", "b:1", self.broker)
         room = attempt.room_at(self.broker)
         if room < attempt.requests:
@@ -56,17 +55,17 @@ class Dispatcher:
         self.sent.append((attempt.request.token, attempt.requests))
         return None
 
-    def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
+    def room_deadline_s(self, attempt, now_s):
         return 99.0
 
 
-def flow_with(dispatcher: Dispatcher) -> RequestFlow:
-    anything: Any = SimpleNamespace(
+def flow_with(dispatcher):
+    anything = SimpleNamespace(
         stopping=False, give_back=lambda *_: None, get=lambda *_: True, ranks={},
         open_to=lambda *_: [dispatcher.broker],
     )  # fmt: skip
     waiting = WaitingRequests(set(), anything, anything)
-    sender: Any = dispatcher
+    sender = dispatcher
     return RequestFlow(
         time.monotonic, anything, anything, sender, anything, anything, waiting, anything
     )
@@ -96,15 +95,15 @@ def test_a_defect_in_a_part_leaves_the_other_part_to_be_sent():
     """The connection has the part already, and ends it."""
 
     class Defect(Dispatcher):
-        def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
+        def send(self, attempt, now_s):
             if attempt.requests == ROOM:
-                attempt.channel = SimpleNamespace()  # type: ignore[assignment]
+                attempt.channel = SimpleNamespace()
                 raise RuntimeError("a defect")
             return super().send(attempt, now_s)
 
     flow = flow_with(Defect())
     flow.send(GroupAttempt(flow.ends, request("g", ROOM + 2), (), 0, False, 0.0, 99.0), 0.0)
-    assert flow._dispatcher.sent == [("g", 2)]  # type: ignore[attr-defined]
+    assert flow._dispatcher.sent == [("g", 2)]
 
 
 def test_groups_that_are_released_at_once_are_not_cut_for_the_same_room():

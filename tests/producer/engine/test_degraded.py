@@ -5,10 +5,9 @@ import pickle
 import pytest
 
 from rocket_sink.errors import DegradedError, Outcome
-from rocket_sink.message import Message, MessageQueue
+from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer, Delay
-from tests.producer.conftest import request, send
 
 HELD_S = 1.8
 """The time is longer than an attempt's share of three seconds, and well below three seconds."""
@@ -50,19 +49,3 @@ def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_produ
     result = CALLS[mode](producer, Message("orders", b"body"))
     assert not result.maybe_duplicate and result.attempts == 1
     assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")
-
-
-def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, make_engine):
-    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=14)
-    frozen = cluster.brokers[0]
-    send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
-    frozen.on_send(Delay(600_000))
-    queues = iter([MessageQueue("orders", broker.name, 0) for broker in cluster.brokers])
-    engine.submit(request(1, choose=lambda info, available: next(queues)))
-    engine.drive_for(5.5)
-    assert engine.pending and not engine.has_completions, "an attempt's share of 4 s was all it got"
-    frozen.freeze()
-    (completion,) = engine.drain()
-    frozen.thaw()
-    assert completion.outcome is Outcome.ACKED
-    assert 5000 < completion.attempts[0].rtt_ms < 50_000

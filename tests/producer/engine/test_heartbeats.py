@@ -4,32 +4,12 @@ import time
 
 import pytest
 
-from rocket_sink.message import Message
 from rocket_sink.net.identity import new_message_ids
 from rocket_sink.producer.engine.routes import IN_USE_S
-from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING
-from rocket_sink.testing import Answer, Drop
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing import Answer
 from tests.decoding import decode_message_id
-from tests.producer.conftest import drive_until, send
-from tests.producer.waiting import until
-from tests.routing.fault_views import is_reachable
-
-
-class Clock:
-    """A clock that runs, and that a test can put forward."""
-
-    def __init__(self):
-        self.ahead_s = 0.0
-
-    def __call__(self):
-        return time.monotonic() + self.ahead_s
-
-
-@pytest.fixture
-def make(make_engine):
-    return lambda **options: make_engine(clock=Clock(), **options)
+from tests.producer.conftest import drive_until
 
 
 class HandClock:
@@ -47,9 +27,7 @@ def engine_and_clock(make_engine):
     """Return an engine that has a route, and its clock."""
     clock = HandClock()
     engine = make_engine(clock=clock)
-    while not engine.routes.get("orders", clock()):
-        engine.drive(0.01)
-        clock.now_s += 0.01
+    drive_until(engine, lambda: engine.routes.get("orders", clock()))
     return engine, clock
 
 
@@ -76,28 +54,13 @@ def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(
     assert bool(late) is is_used
 
 
-def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
-    """Only the heartbeat thread sends the probe and reads its answer."""
-    options = {"heartbeatBrokerInterval": "1h", "faultTable": "50:10m"}
-    with Producer(nameServer=cluster.name_server, **options) as producer:
-        broker = cluster.brokers[0]
-        table = producer._session.engine.brokers.faults
-        producer.send(Message("orders", b"first"))
-        broker.kill()
-        until(
-            lambda: producer.send(Message("orders", b"x")) and not is_reachable(table, broker.name)
-        )
-        broker.restart()
-        until(lambda: is_reachable(table, broker.name), 30.0)
-
-
-def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
+def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make_engine):
     """A name server that has just started knows nothing yet; Java keeps such a route for ever."""
-    engine = make(createTopic="")
-    engine.publish_info("orders")
+    engine = make_engine(clock=HandClock(), createTopic="")
+    drive_until(engine, lambda: engine.routes.get("orders", engine.clock()))
     for is_kept in (True, False):
         cluster.on_route(Answer(17, "no such topic"), times=1)
-        engine.clock.ahead_s += 2
+        engine.clock.now_s += 2
         engine.routes.refresh("orders", engine.clock())
         drive_until(engine, lambda: not engine.routes.fetching("orders"))
         assert (engine.routes._topics["orders"].info is not None) is is_kept
@@ -109,11 +72,3 @@ def test_two_processes_of_one_address_and_number_make_other_ids():
     first, other = (decode_message_id(new_message_ids("10.0.0.1").next(1)) for _ in range(2))
     assert (first.ip, first.pid) == (other.ip, other.pid)
     assert first.class_hash != other.class_hash
-
-
-def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, engine):
-    cluster.on(RequestCode.HEART_BEAT, Drop(), times=None)
-    send(engine)
-    drive_until(engine, lambda: cluster.requests(RequestCode.HEART_BEAT))
-    engine.close()
-    assert cluster.requests(RequestCode.UNREGISTER_CLIENT)

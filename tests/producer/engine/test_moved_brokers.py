@@ -14,7 +14,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Delay, FakeCluster
-from tests.producer.conftest import drive_until, request, send, submit
+from tests.producer.conftest import drive_until, send, submit
 from tests.producer.waiting import until
 
 
@@ -45,20 +45,6 @@ def test_a_new_worker_begins_with_the_route_of_another_one(cluster, tmp_path, fa
     engine.close()
 
 
-def test_bulk_senders_wait_for_brokers_that_are_all_away(cluster, make_engine):
-    """If their attempts ran out, the answer would be an error and come no sooner."""
-    engine = make_engine(sendMsgTimeout=60_000)
-    send(engine)
-    cluster.kill()
-    timer = threading.Timer(1.5, lambda: [broker.restart() for broker in cluster.brokers])
-    timer.start()
-    submit(engine, 50, retry_while_busy=True)
-    done = engine.drain()
-    timer.join()
-    assert {c.outcome for c in done} == {Outcome.ACKED} and len(done) == 50
-    assert max(len(c.attempts) for c in done) > 3
-
-
 def test_look_ups_follow_brokers_that_move(cluster, make_engine):
     engine = make_engine(storedCheckTimeout=5000)
     send(engine, 1)
@@ -79,7 +65,7 @@ def _promote(broker):
     broker.is_master = True
 
 
-@pytest.mark.parametrize("mode", ["send", "send_async", "send_batch", "queue", "strict"])
+@pytest.mark.parametrize("mode", ["send_batch", "queue", "strict"])
 def test_a_new_master_is_found_though_the_route_had_only_a_slave(cluster, make_producer, mode):
     """The route is young, but it was fetched at the wrong moment, and is polled an hour later."""
     producer = make_producer(
@@ -90,8 +76,6 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(cluster, make_p
     key = "k" if mode == "strict" else None
     producer.send(Message("orders", b"before", sharding_key=key))
     calls = {
-        "send": lambda: producer.send(Message("orders", b"x")),
-        "send_async": lambda: producer.send_async(Message("orders", b"x")).result(60),
         "send_batch": lambda: producer.send_batch([Message("orders", b"x")] * 2),
         "queue": lambda: producer.send(Message("orders", b"x"), queue=queue),
         "strict": lambda: producer.send(Message("orders", b"x", sharding_key="k")),
@@ -109,23 +93,6 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(cluster, make_p
             _promote(broker)
         sending.result(30)
     assert b"x" in {message.body for message in cluster.messages("orders")}
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_request_of_one_queue_waits_for_its_new_master(cluster, make_engine, ordered):
-    """The route is good for all other requests: only this queue's broker has no master in it."""
-    engine = make_engine(pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s")
-    engine.publish_info("orders")
-    late = cluster.brokers[1]
-    _demote(late)
-    queue = MessageQueue("orders", late.name, 0)
-    engine.submit(request(1, queue=queue, ordered=ordered))
-    drive_until(engine, lambda: late.name not in engine.publish_info("orders").masters)
-    if engine.take():  # The attempt was refused three times before there was a new route.
-        engine.submit(request(1, queue=queue, ordered=ordered))
-    _promote(late)
-    (completion,) = engine.drain(engine.clock() + 30)
-    assert completion.outcome is Outcome.ACKED
 
 
 def test_a_topic_that_is_made_after_all_is_found(cluster, make_engine):
@@ -187,18 +154,3 @@ def test_the_newest_route_says_where_a_broker_is(cluster, engine):
     for topic in ("orders", "pays"):
         engine.fresh_route(topic)
         assert engine.routes.addresses() == moved
-
-
-def test_addresses_are_put_together_when_a_route_is_new(cluster, make_engine, tmp_path):
-    """Each tick asks for the addresses, and there may be thousands of topics."""
-    options = SinkOptions(name_server=cluster.name_server)
-    first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
-    engine, later = make_engine(shared=first), make_engine(shared=other)
-    assert engine.routes.addresses() == later.routes.addresses() == {}
-    engine.publish_info("orders")
-    addresses = engine.routes.addresses()
-    assert addresses == {broker.name: broker.address for broker in cluster.brokers}
-    send(engine)
-    assert engine.routes.addresses() is addresses
-    later.routes.get("orders", later.clock())
-    assert later.routes.addresses() == addresses and not later.routes.look_ups

@@ -37,10 +37,10 @@ class _Silent:
         self.calls.append((address, round(deadline_s - now_s, 3)))
         self._due.append((deadline_s, on_end))
 
-    def answer(self, frame: Frame) -> None:
+    def answer(self, frame):
         self._due.pop(0)[1].on_end(frame, None, 100.0)
 
-    def run(self) -> None:
+    def run(self):
         while self._due:
             deadline_s, on_end = self._due.pop(0)
             on_end.on_end(RequestTimeoutError("silent"), None, deadline_s)
@@ -72,7 +72,7 @@ def test_each_silent_server_gets_its_share_of_the_time(names, timeout_s, of_all,
 )
 def test_a_server_that_refuses_the_question_is_named_with_its_answer(code, reason):
     client, ends = _Silent(), []
-    servers = NameServers(SinkOptions.parse(nameServer="a:1"), client, _InOrder(), 30.0)  # type: ignore[arg-type]
+    servers = NameServers(SinkOptions.parse(nameServer="a:1"), client, _InOrder(), 30.0)
     servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0)
     client.answer(Frame(code, remark="no\nway", flag=1))
     assert ends[0][1].reasons == {"a:1": reason}
@@ -81,7 +81,7 @@ def test_a_server_that_refuses_the_question_is_named_with_its_answer(code, reaso
 def test_all_other_servers_are_asked_at_once_after_one_that_does_not_know_the_topic():
     client = _Silent()
     options = SinkOptions.parse(nameServer="a:1;b:1;c:1")
-    servers = NameServers(options, client, _InOrder(), 30.0)  # type: ignore[arg-type]
+    servers = NameServers(options, client, _InOrder(), 30.0)
     servers.ask(get_route("t"), lambda *_: None, 100.0)
     client.answer(Frame(17, flag=1))
     assert [address for address, _ in client.calls] == ["a:1", "b:1", "c:1"]

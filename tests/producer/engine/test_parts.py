@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink.errors import (
-    BrokerBusyError,
-    ConnectError,
-    NotSentError,
-    RequestTimeoutError,
-)
+from rocket_sink.errors import BrokerBusyError, ConnectError, NotSentError, RequestTimeoutError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
@@ -38,7 +33,7 @@ class Asked(NamedTuple):
     on_end: Any
     deadline_s: float
 
-    def end(self, answer: Any, now_s: float = NOW_S) -> None:
+    def end(self, answer, now_s=NOW_S):
         """End the call with an answer, or an error."""
         self.on_end.on_end(answer, None, now_s)
 
@@ -46,8 +41,8 @@ class Asked(NamedTuple):
 class Client:
     """A client with open connections to `addresses`; `asked` are its calls."""
 
-    def __init__(self, *addresses: str) -> None:
-        self.asked: list[Asked] = []
+    def __init__(self, *addresses):
+        self.asked = []
         self.links = {address: Link(address) for address in addresses}
         self.opened = len(addresses)
         self.now_s = NOW_S
@@ -77,11 +72,11 @@ class Client:
     def poll(self, timeout_s):
         self.now_s += timeout_s
 
-    def take(self) -> list[Asked]:
+    def take(self):
         asked, self.asked = self.asked, []
         return asked
 
-    def addresses(self) -> list[str]:
+    def addresses(self):
         """Return the addresses of the calls since the last look, in order."""
         return sorted(call.address for call in self.take())
 
@@ -96,7 +91,7 @@ class Link:
     peer_version = None
     silence_s = 0.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.connection = SimpleNamespace(oldest=None)
 
     def silent_s(self, now_s):
@@ -109,21 +104,21 @@ class Link:
 class World:
     """The heartbeats of an engine that knows the brokers a and b, each with the topic t."""
 
-    def __init__(self, *connected: str, **options: Any) -> None:
+    def __init__(self, *connected, **options):
         self.client = Client(*connected)
         self.addresses = {"a": "a:1", "b": "b:1"}
-        self.refreshed: list[float] = []
-        routes: Any = SimpleNamespace(
+        self.refreshed = []
+        routes = SimpleNamespace(
             addresses=lambda: self.addresses, refresh_old=self.refreshed.append,
             topics_in_use=lambda now_s: {"a": "t", "b": "t", "gone": "t"},
         )  # fmt: skip
         self.faults = FaultTable(store=SharedBrokerState.in_process())
-        identity: Any = SimpleNamespace(client_id="me", group="g")
+        identity = SimpleNamespace(client_id="me", group="g")
         parsed = SinkOptions.parse(nameServer="h:1", heartbeatBrokerInterval="30s", **options)
-        client: Any = self.client
+        client = self.client
         self.beats = Heartbeats(parsed, client, routes, self.faults, identity)
 
-    def run(self, now_s: float) -> list[str]:
+    def run(self, now_s):
         self.beats.run(now_s)
         return self.client.addresses()
 
@@ -254,30 +249,34 @@ TARGET = SendTarget(MessageQueue("t", "a", 0), "a", "a:1", Broker("a"))
 KEYED = b'{"attributes":{"cleanup.policy":"COMPACTION"}}'
 
 
-def asking() -> tuple[Client, set[Any], Any]:
+def asking():
     """Return a client, its events, and a function that asks about the topic t at a time."""
-    client, events = Client("a:1"), set[Any]()
-    questions = Questions(client, events)  # type: ignore[arg-type]
-    return client, events, lambda since_s, now_s: questions.wants_keys("t", TARGET, since_s, now_s)
+    client, events = Client("a:1"), set()
+    questions = Questions(client, events)
+
+    def wants_keys(since_s, now_s, topic="t"):
+        return questions.wants_keys(topic, TARGET, since_s, now_s)
+
+    return client, events, wants_keys
 
 
 @pytest.mark.parametrize(
-    ("end", "wants", "is_logged"),
+    ("end", "wants", "advice", "warnings"),
     [
-        (Frame(0, body=KEYED), True, False), (Frame(0, body=b"{}"), False, False),
-        (Frame(0, body=b"["), False, True), (Frame(17), False, False), (Frame(1), False, True),
-        (Frame(3, version=mq_version(4, 9, 7)), False, False),
-        (Frame(3, version=mq_version(5, 0, 0)), False, True),
+        (Frame(0, body=KEYED), True, "", 0), (Frame(0, body=b"{}"), False, "", 0),
+        (Frame(0, body=b"["), False, "right Get", 2), (Frame(17), False, "", 0),
+        (Frame(1), False, "right Get", 2), (Frame(3, version=mq_version(4, 9, 7)), False, "", 0),
+        (Frame(3, version=mq_version(5, 0, 0)), False, "docs/deploy/proxy.md", 1),
     ],
 )  # fmt: skip
-def test_an_answer_holds_for_a_while(end, wants, is_logged, caplog):
+def test_an_answer_holds_for_a_while(end, wants, advice, warnings, caplog):
     client, events, wants_keys = asking()
     assert wants_keys(NOW_S, NOW_S) is None and wants_keys(NOW_S, NOW_S + 1.0) is None
     [asked] = client.take()
     assert asked.frame.code == RequestCode.GET_TOPIC_CONFIG and asked.frame.ext["topic"] == "t"
     assert asked.deadline_s == NOW_S + QUESTION_S and not events
     asked.end(end)
-    assert events == {("t", "a")} and ("cleanup.policy" in caplog.text) is is_logged
+    assert events == {("t", "a")} and advice in caplog.text
     assert wants_keys(NOW_S, NOW_S + AGE_S - 0.1) is wants and not client.asked
     assert wants_keys(NOW_S, NOW_S + AGE_S) is wants, "the old answer holds meanwhile"
     [again] = client.take()
@@ -286,6 +285,9 @@ def test_an_answer_holds_for_a_while(end, wants, is_logged, caplog):
     assert wants_keys(NOW_S + AGE_S + 1.0, NOW_S + AGE_S + 2.0) is wants
     client.take()[0].end(Frame(0, body=b"{}"), NOW_S + AGE_S + 2.0)
     assert wants_keys(NOW_S, NOW_S + AGE_S + 3.0) is False
+    assert wants_keys(NOW_S, NOW_S, "another") is None
+    client.take()[0].end(end)
+    assert caplog.text.count("cleanup.policy of") == warnings, "a proxy gets one for all topics"
 
 
 @pytest.mark.parametrize(
@@ -310,9 +312,12 @@ def test_a_question_that_failed_is_asked_again_by_later_requests(end, error):
 # --- checks whether an attempt was stored ------------------------------------------------------
 
 
-def found(*ids: str) -> Frame:
-    """Return a broker's answer that has messages with these ids."""
-    stored = [StoredMessage("t", b"x", properties={UNIQ_KEY: each}) for each in ids]
+GBK = "订单".encode("gbk").decode("utf-8", "surrogateescape")
+
+
+def found(*ids):
+    """Return a broker's answer that has messages with these ids, and a key in another encoding."""
+    stored = [StoredMessage("t", b"x", properties={UNIQ_KEY: each, "KEYS": GBK}) for each in ids]
     return Frame(ResponseCode.SUCCESS, body=b"".join(map(encode_stored, stored)))
 
 
@@ -322,29 +327,29 @@ NOTHING = Frame(ResponseCode.QUERY_NOT_FOUND)
 class Check:
     """A check of the ids i and j whose attempt ended at NOW_S, with a delay of 1 s, at most 60."""
 
-    def __init__(self, *, timed: bool = False) -> None:
+    def __init__(self, *, timed=False):
         self.client, self.refreshed = Client(), []
-        self.reread: list[float] = []
-        routes: Any = SimpleNamespace(
+        self.reread = []
+        routes = SimpleNamespace(
             addresses=lambda: {"a": "moved:1"},
             refresh=lambda topic, now_s: self.refreshed.append((topic, now_s)),
         )
-        client: Any = self.client
+        client = self.client
         self.checks = StoredChecks(1.0, 60.0, client, routes, self.reread.append)
         request = SendRequest("t", b"x", verify_ids=("i", "j"), timed=timed)
-        self.ends: deque[Any] = deque()
+        self.ends = deque()
         self.attempt = SendAttempt(self.ends, request, (), 0, False, NOW_S, NOW_S + 5.0)
         self.attempt.target, self.attempt.ended_s, self.attempt.wall_ms = TARGET, NOW_S, 90_000_000
         self.error = self.attempt.ensure_history().last_error = RequestTimeoutError("late")
         self.checks.begin(self.attempt)
 
-    def answer(self, now_s: float, *answers: Any) -> list[Asked]:
+    def answer(self, now_s, *answers):
         asked = self.client.take()
         for call, answer in zip(asked, answers, strict=True):
             call.end(answer, now_s)
         return asked
 
-    def times(self, until_s: float, *answers: Any) -> list[float]:
+    def times(self, until_s, *answers):
         """Return the times of the questions until then, after the start; all get the answers."""
         times, now_s = [], NOW_S
         while now_s < until_s and self.client.asked:
@@ -372,12 +377,13 @@ def test_a_broker_is_asked_for_both_ids_where_it_is_now(timed):
     assert not check.ends and not check.refreshed
 
 
-def test_both_ids_prove_that_it_was_stored_and_the_time_of_the_check_does_not_count():
+def test_both_ids_prove_that_it_was_stored_and_the_time_of_the_check_does_not_count(caplog):
     check = Check()
     check.answer(NOW_S + 2.0, found("i"), found("j"))
     [(attempt, result, _, ended_s)] = check.ends
     assert (attempt, ended_s, attempt.deadline_s) == (check.attempt, NOW_S + 2.0, NOW_S + 7.0)
     assert result.message.message_id == "i" and result.decided and not check.checks.open
+    assert "offset 0 of queue 0 of topic t on moved:1 has properties" in caplog.text
 
 
 @pytest.mark.parametrize(

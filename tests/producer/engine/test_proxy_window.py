@@ -13,7 +13,7 @@ from tests.producer.engine.test_two_proxies import ScriptedProxy
 _HIGH_WATER = 64 << 10
 
 
-def answer_bytes(messages: int) -> int:
+def answer_bytes(messages):
     """Return the size of an answer of a broker of 5.5 with an IPv6 address, or the largest one to
     a single message (with a recall handle)."""
     return 230 + 57 * messages if messages > 1 else 420

@@ -1,6 +1,5 @@
 """Messages without keys, and topics that want keys: brokers are asked before a batch goes there."""
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,9 +8,8 @@ from rocket_sink.errors import MessageIllegalError, NotSentError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import questions
-from rocket_sink.testing import Answer
 from rocket_sink.testing.script import Drop
-from rocket_sink.wire.codes import RequestCode, ResponseCode, mq_version
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.producer.waiting import until
 from tests.task.one_task import CTX, run_task
 
@@ -76,54 +74,9 @@ def test_rows_without_keys_are_dead_letters_of_the_kind_data(cluster, tmp_path, 
     assert "cleanup.policy=COMPACTION" in total.first_error
 
 
-def test_a_topic_without_a_policy_is_asked_for_once_and_gets_batches(cluster, producer):
-    for _ in range(40):
-        producer.send_batch([Message("orders", b"x")] * 3)
-    assert asked(cluster) == 2, "each broker once"
-    assert batches(cluster) == 40 and len(cluster.messages("orders")) == 120
-
-
 def test_a_batch_with_keys_asks_nobody(cluster, make_producer):
     make_producer().send_batch([Message("keyed", b"x", keys="k")] * 3)
     assert (asked(cluster), batches(cluster)) == (0, 1)
-
-
-def test_a_broker_that_does_not_answer_the_question_gets_no_batch(cluster, make_producer):
-    silent = cluster.brokers[0]
-    silent.on(RequestCode.GET_TOPIC_CONFIG, Drop(), times=None)
-    producer = make_producer(sendMsgTimeout="2s")
-    for _ in range(3):
-        producer.send_batch([Message("orders", b"x")] * 2)
-    assert silent.store.messages("orders") == []
-    assert len(cluster.messages("orders")) == 6
-
-
-@pytest.mark.parametrize(
-    ("answer", "version", "warns"),
-    [
-        (Answer(16, "User:u has no permission to access Topic:orders"), mq_version(5, 3, 3), 2),
-        (Answer(3, " request type 351 not supported"), mq_version(4, 9, 7), 0),
-        (Answer(3, " request type 351 not supported"), mq_version(5, 3, 3), 1),
-        (Answer(17, "No topic in this broker"), mq_version(5, 3, 3), 0),
-    ],
-)
-def test_a_broker_that_may_not_tell_gets_the_batch_and_a_proxy_one_warning(
-    cluster, producer, caplog, answer, version, warns
-):
-    for broker in cluster.brokers:
-        broker.version = version
-        broker.on(RequestCode.GET_TOPIC_CONFIG, answer, times=None)
-    cluster.create_topic("bills")
-    with caplog.at_level(logging.WARNING, "rocket_sink"):
-        for _ in range(6):
-            for topic in ("orders", "bills"):
-                producer.send_batch([Message(topic, b"x")] * 2)
-    assert len(cluster.messages("orders")) == len(cluster.messages("bills")) == 12
-    texts = [record.getMessage() for record in caplog.records]
-    warnings = [text for text in texts if "cleanup.policy" in text]
-    assert len(warnings) == warns
-    hint = "docs/deploy/proxy.md" if answer.code == 3 else "right Get"
-    assert all(hint in text for text in warnings)
 
 
 def test_a_question_has_its_own_time_and_costs_neither_an_attempt_nor_an_isolation(

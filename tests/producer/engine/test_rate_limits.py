@@ -1,8 +1,5 @@
 """Rate limits and busy brokers, through engine and producer, on the scripted cluster."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from rocket_sink.errors import Outcome, WindowFullError
@@ -77,38 +74,11 @@ def test_a_rate_limit_beyond_the_timeout_names_the_option(cluster, make_producer
     assert cluster.messages("orders") == []
 
 
-def test_threads_of_one_producer_share_the_limit(cluster, make_producer):
-    started = time.monotonic()
-    producer = make_producer(maxMessagesPerSecond=50, sendMsgTimeout=20_000)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(producer.send, [Message("orders", b"x")] * 10))
-    assert time.monotonic() - started >= 10 / 50
-    assert len(cluster.messages("orders")) == 10
-
-
 # --- busy brokers ------------------------------------------------------------------------------
 
 
 def _home(cluster, number=0):
     return MessageQueue("orders", cluster.brokers[0].name, number)
-
-
-def test_a_busy_answer_shrinks_the_brokers_window(cluster, make_engine):
-    """The requests are pinned to the broker, so they wait for a place there."""
-    engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s")
-    broker = cluster.brokers[0]
-    send(engine, "warm", queue=_home(cluster))
-    broker.on_send(Answer(215, "flow control"))
-    broker.on_send(Delay(30), times=None)
-    submit(engine, 40, queue=_home(cluster))
-    inside = engine.brokers.of(broker.name)
-    while engine.pending:
-        engine.poll(0.005)
-        if inside.window is not None:
-            assert inside.in_flight <= max(40, inside.window.limit)
-    window = inside.window
-    assert window is not None
-    assert 20 <= window.limit < 30, "halved from 40 once, then grown by what was stored"
 
 
 def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, make_engine):
@@ -132,37 +102,6 @@ def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, mak
     assert inside.in_flight == 0
 
 
-def test_the_window_grows_until_it_is_none(cluster, make_engine):
-    engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, backPressureForAsyncSendNum=6)
-    broker = cluster.brokers[0]
-    broker.on_send(Answer(2, "broker busy"))
-    submit(engine, 61, queue=_home(cluster))
-    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
-    assert engine.brokers.of(broker.name).window is None
-
-
-def _freeze_when_busy(cluster, engine, requests):
-    """Let the first broker say that it is busy, freeze it, and submit further requests."""
-    broker = cluster.brokers[0]
-    broker.on_send(Answer(2, "broker busy"))
-    send(engine, "busy", queue=_home(cluster))
-    broker.freeze()
-    submit(engine, requests, queue=_home(cluster))
-    return broker
-
-
-def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
-    """A full window is a reason to go elsewhere, even without the fault table."""
-    engine = make_engine(faultTable="off", retryBackoffMs=1, retryBackoffMaxMs=1)
-    busy, other = cluster.brokers
-    busy.on_send(Answer(2, "broker busy"))
-    send(engine, "busy", queue=_home(cluster))
-    busy.on_send(Delay(200), times=None)
-    submit(engine, 16)
-    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
-    assert len(other.store.messages("orders")) >= 13
-
-
 @pytest.mark.timeout(60)
 def test_a_last_attempt_waits_for_a_busy_broker_and_not_for_a_failing_one(cluster, make_engine):
     """The failing broker has room. The engine once looped for ever, because it took this for room
@@ -176,12 +115,3 @@ def test_a_last_attempt_waits_for_a_busy_broker_and_not_for_a_failing_one(cluste
     submit(engine, 4)
     assert [c.outcome for c in engine.drain()] == [Outcome.ACKED] * 4
     assert not cluster.brokers[1].store.messages("orders")
-
-
-def test_closing_completes_what_waits_for_a_busy_broker(cluster, make_engine):
-    engine = make_engine(retryTimesWhenSendFailed=0)
-    broker = _freeze_when_busy(cluster, engine, 4)
-    done = engine.drain(engine.clock())
-    broker.thaw()
-    assert len(done) == 4
-    assert engine.pending == 0

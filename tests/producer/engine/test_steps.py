@@ -3,7 +3,6 @@
 from collections import deque
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -40,20 +39,20 @@ STORED = {
 class World:
     """A handler of an engine with the brokers a and b, and what it tells others."""
 
-    def __init__(self, *, records: bool = True, **options: Any) -> None:
+    def __init__(self, *, records=True, **options):
         self.options = SinkOptions.parse({"nameServer": "h:1", "retryBackoffMs": 100, **options})
         self.brokers = Brokers(self.options, SharedBrokerState.in_process(), Random(1))
-        self.refreshed: list[Any] = []
-        self.drained: list[Any] = []
-        self.reread: list[Any] = []
+        self.refreshed = []
+        self.drained = []
+        self.reread = []
         self.is_fetching = self.is_unresolvable = self.has_new_credentials = False
-        routes: Any = SimpleNamespace(
+        routes = SimpleNamespace(
             refresh=lambda *args: self.refreshed.append(args),
             addresses=lambda: {"a": "a:1", "b": "b:1"}, fetching=lambda topic: self.is_fetching,
             is_unresolvable=lambda topic: self.is_unresolvable,
         )  # fmt: skip
-        client: Any = SimpleNamespace(drain=lambda *args: self.drained.append(args))
-        headers: Any = SimpleNamespace(
+        client = SimpleNamespace(drain=lambda *args: self.drained.append(args))
+        headers = SimpleNamespace(
             reread=lambda *args: self.reread.append(args) or self.has_new_credentials
         )
         self.limits = RequestLimits(self.options)
@@ -64,7 +63,7 @@ class World:
             opened_s=NOW_S - 5.0, ready_s=NOW_S - 4.75, heard_s=NOW_S - 1.0, draining=False
         )
 
-    def attempt(self, *, is_in_flight: bool = True, strict: bool = False, **more: Any) -> Any:
+    def attempt(self, *, is_in_flight=True, strict=False, **more):
         """Return an attempt of three seconds, which was handed over after 0.25 s, written after
         0.5 s and ended after 1 s."""
         request = SendRequest("t", b"body", token="token", message_id="ID", **more)
@@ -73,18 +72,18 @@ class World:
         attempt.target = SendTarget(QUEUE, "a", "a:1", broker)
         if is_in_flight:
             broker.in_flight, attempt.broker = 1, broker
-            attempt.channel: Any = self.channel
+            attempt.channel = self.channel
             attempt.wire_bytes, attempt.wall_ms, attempt.handed_s = 40, 5000, NOW_S + 0.25
             attempt.sent_s = NOW_S + 0.5
         attempt.ended_s = NOW_S + 1.0
         return attempt
 
-    def fail(self, error: Any, **more: Any) -> tuple[Any, Any]:
+    def fail(self, error, **more):
         """Return an attempt that ended by this error, and the step that follows."""
         attempt = self.attempt(**more)
         return attempt, self.handler.handle_failure(attempt, error)
 
-    def rank(self) -> int:
+    def rank(self):
         self.brokers.view(NOW_S + 1.0)
         return self.brokers.rank("a", "t")
 
@@ -115,7 +114,7 @@ def test_an_answer_becomes_a_result_and_a_record(records):
 def test_the_queue_of_a_result_is_the_brokers():
     world = World()
     attempt = world.attempt(batch=True)
-    completion: Any = world.handler.handle_answer(attempt, Frame(0, {**STORED, "queueId": "3"}))
+    completion = world.handler.handle_answer(attempt, Frame(0, {**STORED, "queueId": "3"}))
     assert completion.result.queue == MessageQueue("t", "a", 3)
     assert world.brokers.of("a").largest_batch == 4
 
@@ -291,7 +290,7 @@ def test_the_end_of_a_check(kind, records):
     attempt, _ = world.fail(error, verify_ids=("ID",))
     message = StoredMessage("t", b"x", queue_id=2, queue_offset=9)
     result = CheckResult(error, message if kind == "stored" else None, kind != "undecided")
-    end: Any = world.handler.handle_check(attempt, result)
+    end = world.handler.handle_check(attempt, result)
     kept = attempt.history.records
     if kind == "stored":
         assert (end.found_stored, end.maybe_duplicate, end.error) == (True, False, None)
@@ -319,7 +318,7 @@ def test_the_end_of_a_check(kind, records):
 def test_a_degraded_answer(on_degraded, code, again, error):
     world = World(onDegraded=on_degraded)
     attempt = world.attempt()
-    end: Any = world.handler.handle_answer(attempt, Frame(code, STORED))
+    end = world.handler.handle_answer(attempt, Frame(code, STORED))
     if again:
         assert (end.due_s, end.attempt.counted) == (NOW_S + 1.0, 2)
         assert end.attempt.history.last_broker == "a"
@@ -352,7 +351,7 @@ def test_waits_without_a_broker_are_one_record():
     world = World()
     attempt = world.attempt(is_in_flight=False)
     first, second = errors.ConnectError("first"), errors.NoRouteError("second")
-    step: Any = world.handler.handle_failure(attempt, first)
+    step = world.handler.handle_failure(attempt, first)
     following = step.attempt
     following.target, following.ended_s = attempt.target, NOW_S + 1.5
     world.handler.handle_failure(following, second)
@@ -366,10 +365,10 @@ def test_waits_without_a_broker_are_one_record():
 # --- before an attempt -------------------------------------------------------------------------
 
 
-def dispatcher(world: World, **parts: Any) -> Any:
+def dispatcher(world, **parts):
     names = ("client", "routes", "brokers", "headers", "ordered", "heartbeats", "questions")
     given = {"brokers": world.brokers, **parts}
-    return Dispatcher(*(given.get(name) for name in names), world.limits)  # type: ignore[arg-type]
+    return Dispatcher(*(given.get(name) for name in names), world.limits)
 
 
 @pytest.mark.parametrize(
@@ -460,9 +459,9 @@ def test_a_broker_that_is_too_old_is_named(least, version, advice, monkeypatch):
 
 def test_measurements_of_failures():
     """A request that failed as a whole is one measurement, a group one for each message."""
-    records: list[Any] = []
-    metrics: Any = SimpleNamespace(record=lambda *args, **more: records.append((args, more)))
-    none: Any = None
+    records = []
+    metrics = SimpleNamespace(record=lambda *args, **more: records.append((args, more)))
+    none = None
     flow = RequestFlow(
         lambda: NOW_S + 3.0, none, none, none, none, none, none, none, _metrics=metrics
     )

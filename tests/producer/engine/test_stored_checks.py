@@ -5,10 +5,9 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine import stored_check
-from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Drop
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.stored import StoredMessage
-from tests.producer.conftest import drive_until, request, send
+from tests.producer.conftest import request, send
 
 QUICK = {
     "sendMsgTimeout": 600, "retryTimesWhenSendFailed": 2, "storedCheckDelay": 50,
@@ -17,7 +16,7 @@ QUICK = {
 LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True))
 
 
-def bodies(cluster: FakeCluster) -> list[bytes]:
+def bodies(cluster):
     return sorted(message.body for message in cluster.messages("orders"))
 
 
@@ -86,58 +85,3 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
     while engine.pending and len(cluster.requests(RequestCode.HEART_BEAT)) < 4:
         engine.drive()
     assert engine.pending == 1 and not engine.stored_checks.open
-
-
-def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
-    broker = cluster.brokers[0]
-    engine = make_engine(**{**QUICK, "storedCheckTimeout": 20_000})
-    engine.publish_info("orders")
-    broker.on_send(Drop(), times=None)
-    engine.submit(request(1, verify_ids=("ID1",), queue=MessageQueue("orders", broker.name, 0)))
-    drive_until(engine, lambda: cluster.messages("orders"))
-    broker.kill()
-    for _ in range(20):
-        engine.drive()
-    assert engine.pending == 1
-    broker.restart()
-    (completion,) = engine.drain()
-    assert completion.found_stored and bodies(cluster) == [b"body-1"]
-
-
-def test_without_a_proof_it_is_repeated(cluster, make_engine):
-    """Without the ids, the same lost answer doubles the message."""
-    cluster.on_send(CloseConnection(), times=1)
-    completion = send(make_engine(**QUICK), 1)
-    assert completion.maybe_duplicate and len(bodies(cluster)) > 1
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordered):
-    """The broker stores the request when it thaws: asked too early, it would have said "absent"."""
-    broker = cluster.brokers[0]
-    queue = MessageQueue("orders", broker.name, 1)
-    engine = make_engine(sendMsgTimeout=200, orderWaitMs=200, storedCheckDelay=0)
-    engine.publish_info("orders")
-    broker.on_send(Delay(800))
-    completion = send(engine, 1, verify_ids=("ID1",), queue=queue, ordered=ordered)
-    assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
-    assert len(completion.attempts) == 1 and bodies(cluster) == [b"body-1"]
-
-
-def test_a_message_with_properties_in_another_encoding_is_found(cluster, make_engine, caplog):
-    """The user's properties may be in any encoding; the id is found by its ASCII text."""
-    broker = cluster.brokers[0]
-    engine = make_engine(**QUICK)
-    engine.publish_info("orders")
-    gbk = "订单".encode("gbk").decode("utf-8", "surrogateescape")
-    properties = {"UNIQ_KEY": "ID1", "KEYS": gbk}
-    stored = broker.store.append(StoredMessage("orders", b"x", queue_id=2, properties=properties))
-    results = []
-    stored_check.look_up(
-        engine.client, broker.address, "orders", "ID1", lambda *end: results.append(end),
-        since_ms=0, deadline_s=engine.clock() + 60, now_s=engine.clock(),
-    )  # fmt: skip
-    drive_until(engine, lambda: results)
-    message, error, _ = results[0]
-    assert error is None and message.queue_offset == stored.queue_offset
-    assert f"offset 0 of queue 2 of topic orders on {broker.address}" in caplog.text

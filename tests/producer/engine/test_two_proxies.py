@@ -11,8 +11,7 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import FakeCluster, FaultProxy
-from rocket_sink.wire.headers import Frame
+from rocket_sink.testing import FaultProxy
 from rocket_sink.wire.route import decode_route, encode_route
 from tests.producer.waiting import until
 
@@ -20,25 +19,25 @@ from tests.producer.waiting import until
 class ScriptedProxy:
     """A proxy that serves routes and messages; the messages of all brokers go to the first."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster):
         self.front = FaultProxy(cluster.name_server)
         self.back = FaultProxy(cluster.brokers[0].address)
         self.front.on_route(self._to_back)
 
-    def _to_back(self, answer: Frame) -> Frame:
+    def _to_back(self, answer):
         route = decode_route(bytes(answer.body or b""))
         brokers = tuple(replace(b, addresses={0: self.back.address}) for b in route.brokers)
         return replace(answer, body=encode_route(replace(route, brokers=brokers)))
 
-    def freeze(self) -> None:
+    def freeze(self):
         self.front.freeze()
         self.back.freeze()
 
-    def thaw(self) -> None:
+    def thaw(self):
         self.front.thaw()
         self.back.thaw()
 
-    def close(self) -> None:
+    def close(self):
         self.front.close()
         self.back.close()
 
@@ -48,12 +47,12 @@ def proxies(cluster, closing):
     return [closing(ScriptedProxy(cluster)) for _ in range(2)]
 
 
-def in_use(producer: Producer, proxies: list[ScriptedProxy]) -> ScriptedProxy:
+def in_use(producer, proxies):
     address = producer.send(Message("orders", b"first")).broker_address
     return next(proxy for proxy in proxies if proxy.back.address == address)
 
 
-def servers(proxies: list[ScriptedProxy]) -> str:
+def servers(proxies):
     return ";".join(proxy.front.address for proxy in proxies)
 
 

@@ -2,10 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Hashable
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,34 +13,33 @@ from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest, Wait
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.waiting import WaitingRequests
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from tests.routing.fault_views import isolate
 from tests.routing.infos import info_of
 
 QUEUE = MessageQueue("orders", "a", 0)
 
 
-def make(deadline_s: float = 100.0) -> SendAttempt:
+def make(deadline_s=100.0):
     return SendAttempt(deque(), SendRequest("orders", b"x"), (b"x",), 1, False, 0.0, deadline_s)
 
 
 class World:
     """Waiting requests with their events, the brokers of one engine, and a route."""
 
-    def __init__(self, route: TopicPublishInfo | None = None, full: str = "") -> None:
+    def __init__(self, route=None, full=""):
         """`full` are the brokers with four requests in flight, and room for none."""
         self.brokers = Brokers(
             SinkOptions(name_server="127.0.0.1:9876"), SharedBrokerState.in_process()
         )
-        self.events: set[Hashable] = set()
-        routes: Any = SimpleNamespace(get=lambda topic, now_s: route)
+        self.events = set()
+        routes = SimpleNamespace(get=lambda topic, now_s: route)
         self.waiting = WaitingRequests(self.events, routes, self.brokers)
         for name in full:
             broker = self.brokers.of(name)
             broker.in_flight = 4
             broker.busy(0.0, 0.0)
 
-    def add(self, wait: Wait, *due_s: float, broker: str = "") -> list[SendAttempt]:
+    def add(self, wait, *due_s, broker=""):
         """Let an attempt wait for each time; with `broker`, for room there."""
         attempts = [make() for _ in due_s]
         for attempt, time_s in zip(attempts, due_s, strict=True):
@@ -51,7 +48,7 @@ class World:
             self.waiting.add(attempt, wait, time_s)
         return attempts
 
-    def due(self, now_s: float) -> list[SendAttempt]:
+    def due(self, now_s):
         return self.waiting.pop_due(now_s)
 
 
@@ -87,7 +84,7 @@ def test_a_busy_brokers_places_are_given_out_in_order():
     broker = world.brokers.of("a")
     attempts = world.add(Wait.BROKER, 99.0, 99.0, 99.0, 9.0, 99.0, broker="a")
     assert world.due(1.0) == []
-    broker.in_flight = int(broker.window.limit) - 2  # type: ignore[union-attr]
+    broker.in_flight = int(broker.window.limit) - 2
     assert world.due(2.0) == attempts[:2]
     broker.in_flight += 2
     assert world.due(9.0) == [attempts[3]], "its share of the time is over"
