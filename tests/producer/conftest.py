@@ -2,18 +2,14 @@
 
 import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import make_topic, read_topic, repair, scripted_cluster
 from tests.producer.waiting import until
 
@@ -23,11 +19,9 @@ cluster = scripted_cluster(orders=4)
 @pytest.fixture
 def make_engine(cluster):
     """Make engines that are closed at the test's end, and must then count nothing as open."""
-    engines: list[SendEngine] = []
+    engines = []
 
-    def make(
-        shared: Any = None, rng: Any = None, clock: Any = time.monotonic, **options: Any
-    ) -> SendEngine:
+    def make(shared=None, rng=None, clock=time.monotonic, **options):
         parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
         engines.append(SendEngine(parsed, shared=shared, rng=rng, clock=clock))
         return engines[-1]
@@ -76,14 +70,14 @@ def topic(real, request):
     return name
 
 
-def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
+def stored(real, topic):
     """Return the messages of a topic of a real cluster."""
     # A name server on a busy machine may need seconds to answer.
     options = real.client_options()
     return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 
 
-def request(token: Any = None, topic: str = "orders", **more: Any) -> SendRequest:
+def request(token=None, topic="orders", **more):
     """Return a request of one message with the token in its body."""
     key = f"ID{token}"
     return SendRequest(
@@ -92,26 +86,24 @@ def request(token: Any = None, topic: str = "orders", **more: Any) -> SendReques
     )  # fmt: skip
 
 
-def is_well(engine: SendEngine, name: str) -> bool:
+def is_well(engine, name):
     """Return whether the broker is neither isolated nor under suspicion."""
     brokers = engine.brokers.health(engine.clock())
     return all(b.available and not b.suspect for b in brokers if b.broker_name == name)
 
 
-def submit(engine: SendEngine, count: int, first: int = 0, **more: Any) -> None:
+def submit(engine, count, first=0, **more):
     """Submit so many requests, whose tokens are the numbers from `first` on."""
     for number in range(first, first + count):
         engine.submit(request(number, **more))
 
 
-def drive_until(
-    engine: SendEngine, condition: Callable[[], object], timeout_s: float = 120.0
-) -> None:
+def drive_until(engine, condition, timeout_s=120.0):
     """Drive the engine until the condition holds; fail when the time is over."""
     until(lambda: engine.drive() or condition(), timeout_s, 0.0)
 
 
-def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:
+def send(engine, token=None, **more):
     """Send one request and wait for its end."""
     engine.submit(request(token, **more))
     (completion,) = engine.drain()

@@ -4,7 +4,6 @@ import math
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +96,10 @@ def test_a_request_of_one_message(body, fields, timed, version, is_compressed):
         request.properties.split("\x02")
     )
     assert made.queue(QUEUE) == MessageQueue("ns%orders", "a", 1)
-    assert builder().queue(QUEUE) is QUEUE
+    assert made.queue(made.queue(QUEUE)) == made.queue(QUEUE) and builder().queue(QUEUE) is QUEUE
+    assert len(made.topic("t" * 124)) == 127
+    with pytest.raises(errors.MessageError, match="128 characters; the limit is 127"):
+        made.topic("t" * 125)
     assert made.single(Message("orders", bytes(1024))).message_count == 1
     large = Message("orders", bytes(1025), keys=["k"])
     for refuse in (made.single, made.batch_bytes, lambda one: list(made.batches([one]))):
@@ -136,6 +138,10 @@ def test_batches_end_at_the_limits(monkeypatch):
     monkeypatch.setattr(request_builder, "BATCH_MAX_MESSAGES", 3)
     assert counts(None) == [3, 2]
     whole = builder()
+    with pytest.raises(errors.MessageError, match="batch"):
+        list(whole.batches([]))
+    are_batches = [part.request.batch for part in whole.batches(messages[:3], 2 * size)]
+    assert are_batches == [True, False], "one message is no batch"
     (part,) = whole.batches(messages[:2])
     part.request.queue, part.request.timeout_s = QUEUE, 7.0
     halves = whole.split(part)
@@ -170,8 +176,8 @@ def test_the_results_of_a_batch(offset_ids, own):
 # --- groups and the queue ----------------------------------------------------------------------
 
 
-def asynchronous(number: int, body: bytes = b"body", **more: Any) -> SendRequest:
-    future: Any = SendFuture(None, None, None, None)  # type: ignore[arg-type]
+def asynchronous(number, body=b"body", **more):
+    future = SendFuture(None, None, None, None)
     fields = {"since_s": NOW_S, "message_id": f"I{number}", "token": future, **more}
     return SendRequest("orders", body, **fields)
 
@@ -197,7 +203,7 @@ def test_a_group_has_the_fields_of_its_first_and_ends_each_future():
     requests = [asynchronous(n, b"x" * n, **shared) for n in range(4)]
     requests[1].since_s += 0.01
     request = group_request(requests)
-    group: Any = request.group
+    group = request.group
     assert (request.message_count, request.message_id, request.since_s) == (4, "I0", NOW_S)
     assert {name: getattr(request, name) for name in shared} == shared and request.token is group
     assert (len(group), group.body_bytes, group.bytes_of(np.array([1, 3]))) == (4, 6, 4)
@@ -221,16 +227,16 @@ def test_a_group_has_the_fields_of_its_first_and_ends_each_future():
 class Engine:
     """An engine that takes requests until its window is full."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options):
         self.options = SinkOptions.parse(options)
-        self.taken: list[SendRequest] = []
-        self.failures: list[Any] = []
+        self.taken = []
+        self.failures = []
         self.window = Window(self.options)
         self.flow = SimpleNamespace(
             window=self.window, measure_failure=lambda *args: self.failures.append(args)
         )
         self.client = SimpleNamespace(rpc_hooks=[])
-        self.refuses: Any = None
+        self.refuses = None
 
     def clock(self):
         return NOW_S
@@ -243,7 +249,7 @@ class Engine:
         self.taken.append(request)
         return True
 
-    def sizes(self) -> list[int]:
+    def sizes(self):
         """Return the numbers of messages of the requests that were taken."""
         return [request.message_count for request in self.taken]
 
@@ -260,7 +266,7 @@ class Engine:
 def test_requests_are_taken_in_groups_while_there_is_room(count, options, hooks, sizes, left):
     engine = Engine(**options)
     engine.client.rpc_hooks = hooks
-    queue = RequestQueue(engine)  # type: ignore[arg-type]
+    queue = RequestQueue(engine)
     requests = [asynchronous(n) for n in range(count)]
     for request in requests:
         queue.put(request)
@@ -275,7 +281,7 @@ def test_requests_are_taken_in_groups_while_there_is_room(count, options, hooks,
 
 def test_a_sender_waits_until_its_request_is_taken():
     engine = Engine(maxInFlight=4)
-    queue = RequestQueue(engine)  # type: ignore[arg-type]
+    queue = RequestQueue(engine)
     requests = [asynchronous(n, since_s=0.0) for n in range(5)]
     waiters = [queue.put_if_room(request) for request in requests]
     assert [waiter is None for waiter in waiters] == [True] * 4 + [False]
@@ -290,7 +296,7 @@ def test_a_sender_waits_until_its_request_is_taken():
     assert waiters[4].value is True and not queue.requests
     again = queue.put_if_room(requests[0])
     assert again is not None and queue.withdraw(requests[0]) and not queue.withdraw(requests[0])
-    assert not queue._blocked and RequestQueue(Engine(maxMessagesPerSecond=1)).put_if_room(  # type: ignore[arg-type]
+    assert not queue._blocked and RequestQueue(Engine(maxMessagesPerSecond=1)).put_if_room(
         requests[0]
     )
 
@@ -300,7 +306,7 @@ def test_a_sender_waits_until_its_request_is_taken():
 def test_what_the_engine_refuses_ends_each_of_its_messages(error, count):
     engine = Engine()
     engine.refuses = error
-    queue = RequestQueue(engine)  # type: ignore[arg-type]
+    queue = RequestQueue(engine)
     requests = [asynchronous(n) for n in range(count)]
     for request in requests:
         queue.put(request)
@@ -323,11 +329,11 @@ class Driver:
 
     closing = False
 
-    def __init__(self, answer: Any = None, half: Any = None) -> None:
+    def __init__(self, answer=None, half=None):
         self.answer, self.half = answer or Frame(0), half or RESULT
-        self.sent: list[Any] = []
-        self.calls: list[Any] = []
-        self.stays: list[Any] = []
+        self.sent = []
+        self.calls = []
+        self.stays = []
         self.now_s = NOW_S
         self.info = SimpleNamespace(masters={"a": "a:1"})
         self.engine = SimpleNamespace(
@@ -375,20 +381,26 @@ HALF = RESULT._replace(offset_message_id="7F00000100002A9F00000000000003E8", que
 """The result of a half message at the commit-log offset 1000."""
 
 
+class Unspeakable(Exception):
+    def __repr__(self):
+        raise AttributeError("missing")
+
+
 @pytest.mark.parametrize(
-    ("decision", "state", "flag", "remark"),
+    ("decision", "state", "flag", "error"),
     [
         (COMMIT, COMMIT, "8", None), (ROLLBACK, ROLLBACK, "12", None), (None, UNKNOWN, "0", None),
-        (ValueError("no"), UNKNOWN, "0",
-         "executing the local transaction raised ValueError('no')"),
+        ("yes", UNKNOWN, "0", "TypeError(\"a TransactionState is wanted, not 'yes'\")"),
+        (ValueError("no"), UNKNOWN, "0", "ValueError('no')"),
+        (ValueError("x" * 5000), UNKNOWN, "0", f"ValueError('{'x' * 1009}..."),
+        (Unspeakable(), UNKNOWN, "0", "Unspeakable"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("listener", [None, lambda message: COMMIT])
-def test_the_end_of_a_transaction(decision, state, flag, remark, listener):
+def test_the_end_of_a_transaction(decision, state, flag, error, listener):
     driver, hooks, ends = Driver(half=HALF), Hooks("g"), Ends()
     hooks.add(ends)
-    driver_: Any = driver
-    client = TransactionClient("g", driver_, builder(namespace="ns"), hooks, lambda: listener)
+    client = TransactionClient("g", driver, builder(namespace="ns"), hooks, lambda: listener)
     calls = []
 
     def execute(message, arg):
@@ -399,12 +411,8 @@ def test_the_end_of_a_transaction(decision, state, flag, remark, listener):
 
     result = client.send(Message("orders", b"x", message_id="ID"), execute, "arg")
     [(request, _, mode)] = driver.sent
-    assert (mode, request.timed, request.sys_flag & 12, calls) == (
-        "transaction",
-        True,
-        4,
-        [("ID", "arg")],
-    )
+    facts = mode, request.timed, request.sys_flag & 12, calls
+    assert facts == ("transaction", True, 4, [("ID", "arg")])
     assert {"TRAN_MSG\x01true", "PGROUP\x01g"} <= set(request.properties.split("\x02"))
     assert driver.stays == ([] if listener is None else [0.0])
     [(address, frame, way)] = driver.calls
@@ -414,10 +422,10 @@ def test_the_end_of_a_transaction(decision, state, flag, remark, listener):
         "commitLogOffset": "1000", "commitOrRollback": flag, "fromTransactionCheck": "false",
         "msgId": "ID", "transactionId": "T", "bname": "a",
     }  # fmt: skip
-    assert frame.remark == remark
+    assert frame.remark == (error and f"executing the local transaction raised {error}")
     assert (result.state, result.end_error, result.send_result) == (state, None, HALF)
     assert result.ended is (state is not UNKNOWN) and result.transaction_id == "ID"
-    assert result.local_error is (decision if remark else None)
+    assert type(result.local_error).__name__ == (error or "NoneType").partition("(")[0]
     [context] = ends.contexts
     assert replace(context, message=None) == EndTransactionContext(
         "g", "ns%orders", None, "ID", "T", "moved:1", state.value, False, None
@@ -434,20 +442,20 @@ def test_the_end_of_a_transaction(decision, state, flag, remark, listener):
     ],
 )
 def test_an_end_that_failed(answer, half, error, caplog):
-    driver: Any = Driver(answer, half)
+    driver = Driver(answer, half)
     client = TransactionClient("g", driver, builder(), Hooks("g"), lambda: None)
     result = client.send(Message("orders", b"x"), lambda *_: COMMIT)
     assert type(result.end_error) is error and not result.ended
     if type(answer) is Frame and answer.code:
         facts = {"response_code": answer.code, "remark": answer.remark}
-        assert facts.items() <= result.end_error.facts.items()  # type: ignore[union-attr]
+        assert facts.items() <= result.end_error.facts.items()
     assert ("failed: " in caplog.text) is bool(driver.calls)
 
 
 def test_a_degraded_half_message_is_rolled_back_although_its_send_fails():
     degraded = HALF._replace(outcome=Outcome.ACKED_DEGRADED)
     for half in (degraded, errors.DegradedError("degraded", result=degraded)):
-        driver: Any = Driver(half=half)
+        driver = Driver(half=half)
         client = TransactionClient("g", driver, builder(), Hooks("g"), lambda: None)
         try:
             assert client.send(Message("orders", b"x"), lambda *_: 1 / 0).state is ROLLBACK
@@ -458,16 +466,17 @@ def test_a_degraded_half_message_is_rolled_back_although_its_send_fails():
 
 
 @pytest.mark.parametrize(
-    ("group", "listener", "is_taken"),
-    [("g", lambda m: COMMIT, True), ("other", lambda m: COMMIT, False), ("g", None, False)],
-)
-def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, is_taken):
+    ("group", "listener", "flag"),
+    [("g", lambda m: COMMIT, "8"), ("g", lambda m: 1 / 0, "0"), ("other", lambda m: COMMIT, ""),
+     ("g", None, "")],
+)  # fmt: skip
+def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, flag):
     message = StoredMessage("orders", b"x", properties={"UNIQ_KEY": "ID"})
     check = TransactionCheck(
         producer_group=group, topic="orders", tran_state_table_offset=5, commit_log_offset=1000,
         transaction_id="T", broker_name="a", message=message,
     )  # fmt: skip
-    driver: Any = Driver()
+    driver = Driver()
     hooks, ends = Hooks("g"), Ends()
     hooks.add(ends)
     client = TransactionClient("g", driver, builder(), hooks, lambda: listener)
@@ -475,20 +484,20 @@ def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, i
         "rocket_sink.producer.transactions.decode_transaction_check", lambda f: check
     )
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
-    client.take_check(SimpleNamespace(address="a:1"), Frame(39))  # type: ignore[arg-type]
-    assert (client._checks is not None) is is_taken
-    if client._checks is not None:
+    client.take_check(SimpleNamespace(address="a:1"), Frame(39))
+    assert (client._checks is not None) is bool(flag)
+    if flag:
         client._answer_check(*client._checks.get_nowait())
         [(address, frame, _)] = driver.calls
         assert address == "a:1" and frame.ext == {
             "topic": "orders", "producerGroup": "g", "tranStateTableOffset": "5",
-            "commitLogOffset": "1000", "commitOrRollback": "8", "fromTransactionCheck": "true",
+            "commitLogOffset": "1000", "commitOrRollback": flag, "fromTransactionCheck": "true",
             "msgId": "T", "transactionId": "T", "bname": "a",
         }  # fmt: skip
-        assert (ends.contexts[0].from_transaction_check, ends.contexts[0].message) == (
-            True,
-            message,
-        )
+        text = "the transaction listener raised ZeroDivisionError('division by zero')"
+        assert frame.remark == (None if flag == "8" else text)
+        [end] = ends.contexts
+        assert end.from_transaction_check and end.message is message
 
 
 @pytest.mark.parametrize(
@@ -497,36 +506,36 @@ def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, i
      (ValueError("defect"), "ValueError: defect")],
 )  # fmt: skip
 def test_a_check_that_is_not_answered_is_logged(caplog, error, text):
-    checks: Any = SimpleNamespace(get=lambda timeout: ("a:1", "check"))
-    driver: Any = Driver()
+    checks = SimpleNamespace(get=lambda timeout: ("a:1", "check"))
+    driver = Driver()
     client = TransactionClient("g", driver, builder(), Hooks("g"), lambda: None)
 
     def fail(address, check):
         driver.closing = True
         raise error
 
-    client._answer_check = fail  # type: ignore[method-assign]
+    client._answer_check = fail
     client._answer_checks(checks)
-    assert text in caplog.text and caplog.records[0].peer == "a:1"  # type: ignore[attr-defined]
+    assert text in caplog.text and caplog.records[0].peer == "a:1"
 
 
-def waiting_driver(*, is_taken: bool, **state: Any) -> Any:
+def waiting_driver(*, is_taken):
     """Return a driver whose waits end without a value; its queue has the request, or not."""
     made = object.__new__(producer_driver.Driver)
-    waits: list[Any] = []
-    made.engine, made._timeout_s, made._hooks = Engine(), 3.0, Hooks("g")  # type: ignore[assignment]
-    made.engine.pending = 5  # type: ignore[misc]
+    waits = []
+    made.engine, made._timeout_s, made._hooks = Engine(), 3.0, Hooks("g")
+    made.engine.pending = 5
     made.engine.longest_s = 20.0
 
     def wait(waiter, timeout_s):
         waits.append(timeout_s)
         return False
 
-    made.thread = SimpleNamespace(wait=wait, wake=list, state=State.OPEN, **state)  # type: ignore[assignment]
-    made._queue = SimpleNamespace(  # type: ignore[assignment]
+    made.thread = SimpleNamespace(wait=wait, wake=list, state=State.OPEN)
+    made._queue = SimpleNamespace(
         requests=[], put_if_room=lambda request: "waiter", withdraw=lambda request: not is_taken
     )
-    made.waits = waits  # type: ignore[attr-defined]
+    made.waits = waits
     return made
 
 
@@ -540,8 +549,10 @@ def test_a_request_that_was_taken_after_all_is_awaited(is_taken, own_s, since_s,
     if is_taken:
         driver.submit(request, None)
     else:
-        with pytest.raises(errors.WindowFullError, match=r"1 bytes to 'orders' keys k: 5 requests"):
+        words = r"1 bytes to 'orders' keys k: 5 requests.*backPressure"
+        with pytest.raises(errors.WindowFullError, match=words) as caught:
             driver.submit(request, None)
+        assert (caught.value.keys, caught.value.size) == (("k",), 1)
         assert request.since_s == (since_s or NOW_S) and len(driver.engine.failures) == 1
     assert driver.waits == [wait_s]
     sync = SendRequest("orders", b"x", timeout_s=own_s)
@@ -556,14 +567,14 @@ def test_a_request_that_was_taken_after_all_is_awaited(is_taken, own_s, since_s,
 
 def test_a_request_has_the_rest_of_its_time():
     driver = Driver()
-    session: Any = driver
+    session = driver
     asks = RequestReply(session, builder(namespace="ns"))
 
     def publish(topic, *, timeout_s):
         assert (topic, timeout_s) == ("ns%orders", 2.0)
         driver.now_s += 0.25
 
-    driver.publish_info = publish  # type: ignore[method-assign, assignment]
+    driver.publish_info = publish
 
     def send(request, messages, mode):
         properties = dict(p.split("\x01") for p in request.properties.rstrip("\x02").split("\x02"))
@@ -577,13 +588,13 @@ def test_a_request_has_the_rest_of_its_time():
             driver.now_s += 9.0
         return RESULT
 
-    driver.send = send  # type: ignore[method-assign]
+    driver.send = send
     with pytest.raises(errors.ReplyTimeoutError, match=r"within 2.0 s .*ID") as late:
         asks.request(Message("orders", b"x"), 2.0, QUEUE)
     assert late.value.message_id == "ID" and late.value.correlation_id and not asks._waiting
     assert driver.stays == [NOW_S + 0.75], "it waits half a second for connections"
     driver.now_s, driver.half = NOW_S, None
-    assert asks.request(Message("orders", b"x"), 2.0, QUEUE) == "reply"  # type: ignore[comparison-overlap]
+    assert asks.request(Message("orders", b"x"), 2.0, QUEUE) == "reply"
     assert len(driver.stays) == 1, "the topic's brokers are connected"
 
 
@@ -591,7 +602,7 @@ def test_a_request_has_the_rest_of_its_time():
     ("masters", "address"), [({"a": "a:1"}, "a:1"), ({}, "moved:1"), (None, None)]
 )
 def test_a_recall_goes_to_the_broker_of_its_handle(masters, address):
-    driver: Any = Driver(Frame(0, {"msgId": "ID"}))
+    driver = Driver(Frame(0, {"msgId": "ID"}))
     driver.info.masters = masters or {}
     name = "z" if masters is None else "a"
     asks = RequestReply(driver, builder(namespace="ns"))
@@ -606,17 +617,22 @@ def test_a_recall_goes_to_the_broker_of_its_handle(masters, address):
     assert used == address and frame.ext == {
         "producerGroup": "g", "topic": "ns%orders", "recallHandle": text, "bname": "a",
     }  # fmt: skip
-    driver.answer = Frame(17, remark="gone")
-    with pytest.raises(errors.TopicNotFoundError) as refused:
-        asks.recall("orders", text)
     facts = {"topic": "ns%orders", "broker_name": "a", "broker_address": address}
-    assert facts.items() <= refused.value.facts.items()
+    for code, remark, is_forbidden in (
+        (17, "gone", False), (16, "operation is forbidden", True), (16, "no right", False),
+        (1, "is forbidden", False),
+    ):  # fmt: skip
+        driver.answer = Frame(code, remark=remark)
+        with pytest.raises(errors.SendError, match=remark) as refused:
+            asks.recall("orders", text)
+        assert facts.items() <= refused.value.facts.items()
+        assert ("recallMessageEnable=true" in str(refused.value)) is is_forbidden
 
 
 # --- traces ------------------------------------------------------------------------------------
 
 
-def context(mode: str = "sync", message: Any = None, **result: Any) -> SendContext:
+def context(mode="sync", message=None, **result):
     made = SendContext(mode, "ns%g", "ns%orders", [message or MESSAGE], ("ID",), 5)
     made.result, made.cost_ms = RESULT._replace(**result), 12.7
     return made
@@ -625,8 +641,8 @@ def context(mode: str = "sync", message: Any = None, **result: Any) -> SendConte
 MESSAGE = Message("orders", b"body", tags="tag", keys=["k1", "k2"])
 
 
-def tracer(**options: Any) -> tuple[Any, Any]:
-    driver: Any = Driver()
+def tracer(**options):
+    driver = Driver()
     parsed = SinkOptions.parse(traceSample=1, namespace="ns", producerGroup="g", **options)
     return Tracer(parsed, builder(), driver), driver
 
@@ -718,9 +734,9 @@ RECORD = AttemptRecord(
 )  # fmt: skip
 def test_the_lines_of_a_tasks_request(properties, half, kind):
     options = SinkOptions.parse(traceSample=1, namespace="ns", producerGroup="ns%g")
-    traces = RequestTraces(options, Engine())  # type: ignore[arg-type]
-    lines: Any = []
-    traces._send = lines.extend  # type: ignore[method-assign]
+    traces = RequestTraces(options, Engine())
+    lines = []
+    traces._send = lines.extend
     texts = [f"UNIQ_KEY\x01I{n}\x02KEYS\x01k\x02{properties}" for n in range(3)]
     own = [SimpleNamespace(body=b"body", properties=text) for text in texts]
     later = replace(RECORD, attempt=2, started_ms=150)
@@ -748,7 +764,7 @@ def test_the_lines_of_a_tasks_request(properties, half, kind):
 
 
 def test_a_task_sends_few_traces_at_once():
-    engine: Any = Engine()
+    engine = Engine()
     traces = RequestTraces(SinkOptions.parse(traceSample=1, compressLevel=0), engine)
     line = PubTrace(1, "r", "g", "t", "ID", "", "", "a:1", 1, 1, MessageType.NORMAL, "M", True)
     for _ in range(66):
@@ -772,7 +788,7 @@ def test_a_task_sends_few_traces_at_once():
 def test_open_futures_are_pruned_and_unseen_failures_are_kept(monkeypatch):
     monkeypatch.setattr("rocket_sink.producer.future._PRUNE_AT", 3)
     futures = OpenFutures()
-    own = [SendFuture(None, None, None, None) for _ in range(6)]  # type: ignore[arg-type]
+    own = [SendFuture(None, None, None, None) for _ in range(6)]
     for future in own[:5]:
         futures.append(future)
     own[0].resolve(RESULT, None)
@@ -788,10 +804,10 @@ def test_open_futures_are_pruned_and_unseen_failures_are_kept(monkeypatch):
 
 
 def test_a_worker_runs_its_jobs_in_order_and_ends():
-    worker, jobs = Worker("test-worker"), list[Any]()
+    worker, jobs = Worker("test-worker"), []
     assert worker.flush(0) and worker.is_idle
     for number in range(3):
-        worker.put(lambda number=number: jobs.append((number, worker.is_caller, worker.flush(0))))  # type: ignore[misc]
+        worker.put(lambda number=number: jobs.append((number, worker.is_caller, worker.flush(0))))
     assert worker.flush(60) and jobs == [(n, True, True) for n in range(3)]
     thread = worker._threads["runs"]
     gate = threading.Event()
@@ -810,9 +826,9 @@ def test_a_worker_runs_its_jobs_in_order_and_ends():
 def test_the_end_waits_for_calls_of_daemon_threads_and_lets_no_other_begin(monkeypatch, caplog):
     monkeypatch.setattr(process_end, "_SILENT_S", 0.0)
     monkeypatch.setattr(process_end, "_CALLS_S", 0.05)
-    calls, began, gate, done = Calls("a test"), threading.Event(), threading.Event(), list[int]()
+    calls, began, gate, done = Calls("a test"), threading.Event(), threading.Event(), []
 
-    def work(number: int) -> None:
+    def work(number):
         with calls.uninterrupted(), calls.uninterrupted():
             began.set()
             assert gate.wait(60)

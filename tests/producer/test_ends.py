@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rocket_sink import Message, Producer, errors
-from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.net.transport import Transport
 from rocket_sink.producer.hooks import SendHook
 from rocket_sink.testing import Answer, CloseConnection, Drop
-from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.codes import ResponseCode
 from tests.clusters import scripted_cluster
 from tests.producer.test_request_reply import push
 from tests.producer.waiting import until
@@ -24,24 +23,16 @@ WAIT_S = 10.0
 cluster = scripted_cluster(1, orders=4)
 
 
-@pytest.mark.parametrize("is_long", [True, False])
-def test_a_message_that_cannot_be_encoded_takes_no_batch_with_it(cluster, monkeypatch, is_long):
+def test_an_error_of_the_encoder_reaches_all_futures_of_a_batch(make_producer, monkeypatch):
     # The bad message joins the batch of the good ones, however busy the machine is.
-    automatic = "10ms" if is_long else "30m"
-    with Producer(nameServer=cluster.name_server, autoBatch=automatic) as producer:
-        good = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
-        bad = Message("orders", b"body", message_id="i" * 33_000)
-        if is_long:
-            with pytest.raises(errors.MessageError, match="properties take"):
-                producer.send_async(bad)
-            assert [future.result(WAIT_S).status for future in good] == ["SEND_OK"] * 3
-            return
-        # The futures get any error of the encoder.
-        monkeypatch.setattr(producer._session.builder, "batch_bytes", lambda message: 300)
-        futures = [*good, producer.send_async(bad)]
-        producer.flush()
-        for future in futures:
-            assert isinstance(future.exception(WAIT_S), errors.MessageError)
+    producer = make_producer(autoBatch="30m")
+    monkeypatch.setattr(producer._session.builder, "batch_bytes", lambda message: 300)
+    ids = [None, None, None, "i" * 33_000]
+    messages = [Message("orders", b"body", message_id=own) for own in ids]
+    futures = [producer.send_async(message) for message in messages]
+    producer.flush()
+    for future in futures:
+        assert isinstance(future.exception(WAIT_S), errors.MessageError)
 
 
 def test_a_callback_that_is_cancelled_does_not_end_the_producers_thread(cluster, producer):
@@ -96,26 +87,6 @@ def test_a_connection_that_cannot_be_made_keeps_no_place(cluster, monkeypatch):
                     producer.send(Message("orders", b"body"))
         assert producer._session.engine.pending == 0
         assert producer.send(Message("orders", b"body")).status == "SEND_OK"
-
-
-class Seen(SendHook):
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def before_send(self, context):
-        self.calls.append("before")
-
-    def after_send(self, context):
-        self.calls.append("after")
-
-
-def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
-    hook, queue = Seen(), MessageQueue("orders", "broker-a", 99)
-    with Producer(nameServer=cluster.name_server) as producer:
-        producer.add_hook(hook)
-        with pytest.raises(errors.RejectedError):
-            producer.send_oneway(Message("orders", b"body"), queue=queue)
-    assert hook.calls == ["before", "after"]
 
 
 def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_closes(cluster):
@@ -232,29 +203,3 @@ def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster, produc
     producer.add_rpc_hook(Cancelled())
     futures = [producer.send_async(Message("orders", b"body")) for _ in range(40)]
     assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}
-
-
-class Unencodable(RpcHook):
-    def before_request(self, address, request):
-        if request.code == RequestCode.SEND_MESSAGE_V2:
-            request.ext["attempt"] = "\ud800"
-
-
-def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
-    with Producer(nameServer=cluster.name_server, accessKey="k", secretKey="s") as producer:
-        producer.send(Message("orders", b"body"))
-        producer.add_rpc_hook(Unencodable())
-        error = producer.send_async(Message("orders", b"body")).exception(WAIT_S)
-        assert isinstance(error, errors.UnwrittenError) and "frame cannot be made" in error.text
-        engine = producer._session.engine
-        assert not producer.isolations() and not engine.client.in_flight
-        assert not any(health.in_flight for health in producer.broker_health())
-        assert engine.flow.window.requests == 0
-
-
-def test_errors_of_a_batch_are_one_for_each_message(cluster):
-    cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "no"), times=None)
-    with Producer(nameServer=cluster.name_server, autoBatch=True) as producer:
-        futures = [producer.send_async(Message("orders", b"body")) for _ in range(3)]
-        failures = [future.exception(WAIT_S) for future in futures]
-    assert len(set(map(id, failures))) == 3 and len(set(map(type, failures))) == 1

@@ -3,12 +3,10 @@ grows with them (a third of the CPU time of automatic batching, as measured)."""
 
 import gc
 import weakref
-from collections.abc import Callable
 
 import pytest
 
 from rocket_sink.message import Message
-from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.worker import Waiter
 from tests.producer.waiting import until
 
@@ -23,7 +21,7 @@ def no_collector():
     gc.enable()
 
 
-SENDS: dict[str, Callable[[Producer, Message], object]] = {
+SENDS = {
     "send": lambda producer, message: producer.send(message),
     "send_async": lambda producer, message: producer.send_async(message).result(LONG_S),
     "send_batch": lambda producer, message: producer.send_batch([message]),

@@ -3,7 +3,7 @@
 import pytest
 
 from rocket_sink.errors import Outcome, RejectedError
-from rocket_sink.message import Message
+from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.hooks import SendHook
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
@@ -81,6 +81,10 @@ def test_the_hooks_of_an_asynchronous_send_know_its_id(make_producer, automatic)
 
 def test_hooks_get_failures(hooked, cluster):
     producer, hook = hooked
+    with pytest.raises(RejectedError):
+        producer.send_oneway(Message("orders", b"x"), queue=MessageQueue("orders", "broker-a", 99))
+    assert hook.before == hook.after and len(hook.after) == 1
+    hook.after.clear()
     cluster.on_send(Answer(13, "illegal"), times=None)
     with pytest.raises(RejectedError) as failure:
         producer.send(Message("orders", b"x"))

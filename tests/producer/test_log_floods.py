@@ -18,15 +18,15 @@ COUNT = 3000
 HOSTILE = "g\x1b[2J\x9b\u202e\nFORGED"
 
 
-def bad_frame(_: int) -> Frame:
+def bad_frame(_):
     return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"")
 
 
-def late_reply(_: int) -> Frame:
+def late_reply(_):
     return reply_frame(HOSTILE)
 
 
-def foreign_check(number: int) -> Frame:
+def foreign_check(number):
     half = StoredMessage(
         "orders", b"x", store_host=("127.0.0.1", 1), properties={"PGROUP": HOSTILE, "UNIQ_KEY": "1"}
     )

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
@@ -45,16 +44,6 @@ def test_every_request_names_the_group_in_its_namespace(cluster, producer):
     }  # fmt: skip
 
 
-def test_a_check_for_the_group_is_answered(cluster, producer):
-    messages = []
-    producer.on_transaction_check = lambda message: messages.append(message) or COMMIT
-    result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: None)
-    cluster.check_transactions()
-    until(lambda: cluster.messages("ns%orders"))
-    assert messages[0].properties["PGROUP"] == "ns%g"
-    assert cluster.messages("ns%orders")[0].message_id == result.transaction_id
-
-
 @pytest.mark.parametrize("topic", ["orders", "ns%orders"])
 def test_a_queue_may_be_named_either_way(cluster, producer, topic):
     queue = MessageQueue(topic, cluster.brokers[1].name, 1)
@@ -67,24 +56,6 @@ def test_a_queue_may_be_named_either_way(cluster, producer, topic):
     assert {(m.queue_id, m.store_host) for m in cluster.messages("ns%orders")} == {
         (1, ("127.0.0.1", int(cluster.brokers[1].address.rpartition(":")[2])))
     }
-
-
-def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, producer):
-    """Brokers check the whole name, and Java's client does so before it sends."""
-    longest, longer = Message("t" * 124, b"x"), Message("t" * 125, b"x")
-    producer.send(longest)
-    ways = [
-        lambda: producer.send(longer),
-        lambda: producer.send_async(longer),
-        lambda: producer.send_oneway(longer),
-        lambda: producer.send_batch([longer, longer]),
-        lambda: producer.send_in_transaction(longer, lambda m, a: COMMIT),
-        lambda: producer.fetch_publish_message_queues("t" * 125),
-    ]
-    for way in ways:
-        with pytest.raises(MessageError, match="128 characters; the limit is 127"):
-            way()
-    assert [len(message.topic) for message in cluster.messages("ns%" + longest.topic)] == [127]
 
 
 @pytest.mark.parametrize("secret", ["", "s3"])

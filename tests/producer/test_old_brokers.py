@@ -1,7 +1,5 @@
 """Timed messages and brokers before 5.0, which would deliver such messages at once."""
 
-import time
-
 import pytest
 
 from rocket_sink.errors import BrokerTooOldError, NotSentError
@@ -61,11 +59,9 @@ def test_delay_levels_are_for_every_broker(cluster, make_producer):
 @pytest.mark.parametrize("timer", TIMED)
 def test_a_newer_broker_is_found(cluster, producer, timer):
     age(cluster.brokers[:1])
-    for number in range(8):
-        if number % 2:
-            producer.send_async(Message("orders", b"%d" % number, **timer)).result(5)
-        else:
-            producer.send(Message("orders", b"%d" % number, **timer))
+    for _ in range(4):
+        producer.send_async(Message("orders", b"x", **timer)).result(5)
+        producer.send(Message("orders", b"x", **timer))
     assert len(cluster.brokers[1].store.messages("orders")) == 8
     # Untimed messages go to both brokers.
     for _ in range(8):
@@ -76,26 +72,6 @@ def test_a_newer_broker_is_found(cluster, producer, timer):
 def test_oneway_goes_to_a_new_broker(cluster, make_producer):
     make_producer().send_oneway(Message("orders", b"x", delay_ms=1000))
     until(lambda: len(cluster.messages("orders")) == 1)
-
-
-def test_a_restarted_broker_is_asked_anew(cluster, producer):
-    age(cluster.brokers)
-    producer.send(Message("orders", b"plain"))
-    with pytest.raises(BrokerTooOldError):
-        producer.send(Message("orders", b"x", delay_ms=1000))
-    for broker in cluster.brokers:
-        broker.kill()
-        broker.version = mq_version(5, 3, 3)
-        broker.restart()
-
-    def taken():
-        try:
-            return producer.send(Message("orders", b"x", delay_ms=1000))
-        except NotSentError:
-            producer.send(Message("orders", b"plain"))
-            return None
-
-    until(taken)
 
 
 def test_an_older_broker_at_the_same_address_is_known(cluster, make_producer):
@@ -109,19 +85,3 @@ def test_an_older_broker_at_the_same_address_is_known(cluster, make_producer):
     with pytest.raises(NotSentError):
         producer.send(Message("orders", b"x", delay_ms=1000))
     assert len(sends(cluster)) == before
-
-
-def test_a_silent_broker_leaves_nothing_unknown(cluster, make_producer):
-    """The outcome of the heartbeat alone is unknown: the message was never sent."""
-    producer = make_producer(sendMsgTimeout=700)
-    producer.fetch_publish_message_queues("orders")
-    cluster.freeze()
-    for send in (producer.send, producer.send_oneway):
-        began = time.monotonic()
-        with pytest.raises(NotSentError):
-            send(Message("orders", b"x", delay_ms=1000))
-        assert time.monotonic() - began >= 0.5, "it did not wait for the answer"
-    producer.close(0.1)
-    for broker in cluster.brokers:
-        broker.thaw()
-    assert sends(cluster) == []

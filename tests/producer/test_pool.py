@@ -13,23 +13,23 @@ C = SinkOptions.parse(nameServer="h1:9876", accessKey="u", secretKey="two")
 
 
 class FakeEngine:
-    def __init__(self, options) -> None:
+    def __init__(self, options):
         self.options = options
         self.is_broken = False
         self.pending = 0
         self.closed = self.abandoned = 0
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
 
-    def abandon(self) -> None:
+    def abandon(self):
         self.abandoned += 1
 
 
 class Clock:
     now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 

@@ -1,10 +1,8 @@
 """The public producer: modes, threads, forks, limits, secrets."""
 
-import gc
 import multiprocessing
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -12,28 +10,28 @@ from rocket_sink import errors
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import engine_thread
 from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.codes import PermName, RequestCode
-from tests.producer.waiting import in_threads, until
+from tests.producer.waiting import until
 
 
-def test_send_writes_all_fields_of_the_message(cluster, make_producer):
-    message = Message(
-        "orders", b"body", tags="a", keys=["k1", "k2"], sharding_key="u1",
-        properties={"x": "1"}, flag=7,
-    )  # fmt: skip
-    ack = make_producer().send(message)
-    (stored,) = cluster.messages("orders")
-    assert ack.outcome is Outcome.ACKED and ack.attempts == 1
-    assert (stored.body, stored.flag) == (b"body", 7)
-    wanted = {
-        "TAGS": "a", "KEYS": "k1 k2", "__SHARDINGKEY": "u1", "x": "1", "WAIT": "true",
-        "UNIQ_KEY": ack.message_id,
-    }  # fmt: skip
-    assert wanted.items() <= stored.properties.items()
+def test_the_look_up_for_a_selector_is_of_the_sends_time(producer, monkeypatch):
+    driver, looked = producer._session.driver, []
+    info = driver.publish_info("orders")
+    monkeypatch.setattr(driver.engine.routes, "peek", lambda topic: None)
+
+    def publish_info(topic, *, timeout_s):
+        looked.append((driver.engine.clock(), timeout_s))
+        return info
+
+    monkeypatch.setattr(driver, "publish_info", publish_info)
+    message = Message("orders", b"x")
+    request = producer._request(message, None, lambda queues, *_: queues[0], None, 200)
+    [(began_s, timeout_s)] = looked
+    assert 0 < request.since_s <= began_s and timeout_s == request.timeout_s == 0.2
 
 
 def begun(before):
@@ -49,18 +47,12 @@ def test_callbacks_alone_need_a_second_thread(cluster, make_producer):
     producer.send_batch([Message("orders", b"x")] * 3)
     producer.send_oneway(Message("orders", b"x"))
     producer.send_async(Message("orders", b"x")).result(5)
+    producer.send_in_transaction(Message("orders", b"x"), lambda message, arg: COMMIT)
     assert begun(before) == {"rocket-sink-producer"}
     producer.send_async(Message("orders", b"x"), lambda *end: None).result(5)
     until(lambda: begun(before) == {"rocket-sink-producer", "rocket-sink-callbacks"})
     producer.close()
     assert not begun(before)
-
-
-def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
-    producer = make_producer(heartbeatBrokerInterval=100)
-    producer.send(Message("orders", b"x"))
-    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 3)
-    assert producer.send(Message("orders", b"y")).message_id
 
 
 @pytest.mark.parametrize("mode", ["send", "send_async"])
@@ -78,47 +70,6 @@ def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, m
     until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 2, 20.0)
 
 
-def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
-    before = set(threading.enumerate())
-    producer = Producer(nameServer=cluster.name_server, heartbeatBrokerInterval=100)
-    producer.send_oneway(Message("orders", b"x"))
-    # The producer's thread has had a look, and sleeps again.
-    until(lambda: len(cluster.requests(RequestCode.HEART_BEAT)) >= 2)
-    del producer
-    # The producer's thread may hold it for a moment, so the first collection may find it in use.
-    until(lambda: gc.collect() >= 0 and not begun(before))
-
-
-def test_many_threads_share_it(cluster, make_producer, monkeypatch):
-    # A thread that is not woken sleeps for ever.
-    monkeypatch.setattr(engine_thread, "_IDLE_S", 1000.0)
-    producer, ids = make_producer(), []
-
-    def work(worker):
-        for number in range(40):
-            ids.append(producer.send(Message("orders", b"%d-%d" % (worker, number))).message_id)
-
-    in_threads(6, work)
-    assert len(ids) == len(set(ids)) == 240
-    bodies = {b"%d-%d" % (worker, number) for worker in range(6) for number in range(40)}
-    assert {message.body for message in cluster.messages("orders")} == bodies
-
-
-def test_threads_do_not_wait_for_one_slow_answer(cluster, producer):
-    """The leader's own answer is slow; the other threads get theirs meanwhile."""
-    producer.send(Message("orders", b"warm"))
-    slow, quick = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
-    cluster.brokers[0].on_send(Delay(700), times=1)
-    leader = threading.Thread(
-        target=lambda: producer.send(Message("orders", b"slow"), queue=slow), daemon=True
-    )
-    leader.start()
-    for number in range(20):
-        producer.send(Message("orders", b"%d" % number), queue=quick)
-    assert leader.is_alive()
-    leader.join(5)
-
-
 @pytest.mark.parametrize("how", ["plain", "selector", "strict"])
 def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer, how):
     for broker in cluster.brokers:
@@ -130,55 +81,6 @@ def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer
     assert isinstance(future.exception(10), errors.NoRouteError)
     until(lambda: ends)
     assert ends == [(None, future.exception())]
-
-
-@pytest.mark.parametrize("how", ["sync", "async"])
-def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer, how):
-    for broker in cluster.brokers:
-        broker.is_master = False
-        broker.on_send(Drop(), times=None)
-    timer = threading.Timer(2.5, lambda: [setattr(b, "is_master", True) for b in cluster.brokers])
-    timer.start()
-    producer, began_s = make_producer(sendMsgTimeout=4000), time.monotonic()
-    send = producer.send if how == "sync" else producer.send_async
-    with pytest.raises(errors.RequestTimeoutError):
-        future = send(Message("orders", b"x"), selector=lambda queues, message, arg: queues[0])
-        future.result(10)
-    took_s = time.monotonic() - began_s
-    assert 3.9 < took_s < 6.4, "with a time of its own the look-up makes it 6.5 s"
-    timer.join()
-
-
-def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
-    producer = make_producer(sendMsgTimeout=500)
-    producer.send_oneway(Message("orders", b"one"))
-    cluster.kill()
-    # The kernel may take a frame for the dead connection, or refuse it; it does neither twice.
-    with pytest.raises(errors.ConnectError):
-        for _ in range(4):
-            with suppress(errors.UnwrittenError):
-                producer.send_oneway(Message("orders", b"two"))
-
-
-def test_illegal_batches(cluster, producer):
-    for batch in (
-        [],
-        [Message("orders", b"1"), Message("other", b"2")],
-        [Message("orders", b"1", delay_level=3)],
-        [Message("orders", b"1"), Message("orders", b"1", wait_store=False)],
-    ):
-        with pytest.raises(errors.MessageError):
-            producer.send_batch(batch)
-    assert cluster.messages("orders") == []
-
-
-def test_selector_and_queue(cluster, producer):
-    queues = producer.fetch_publish_message_queues("orders")
-    assert len(queues) == 8
-    ack = producer.send(Message("orders", b"x"), queue=queues[5])
-    assert ack.queue == queues[5]
-    ack = producer.send(Message("orders", b"x"), selector=lambda qs, m, arg: qs[arg], arg=3)
-    assert ack.queue == queues[3]
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
@@ -195,17 +97,6 @@ def test_oneway_goes_where_send_goes(cluster, make_producer, ordering):
     for queue, count in ((home, 5), (chosen, 1)):
         stored = cluster.broker(queue.broker_name).store.messages("orders")
         assert sum(m.queue_id == queue.queue_id for m in stored) == count
-
-
-def test_best_effort_moves_and_strict_stays(cluster, make_producer):
-    producer = make_producer(ordering="best_effort")
-    home = producer.send(Message("orders", b"x", sharding_key="k")).queue
-    cluster.broker(home.broker_name).kill()
-    moved = {producer.send(Message("orders", b"x", sharding_key="k")).queue for _ in range(4)}
-    assert len(moved) == 1 and next(iter(moved)).broker_name != home.broker_name
-    strict = make_producer(ordering="strict", orderWaitMs=300)
-    with pytest.raises(errors.NotSentError):
-        strict.send(Message("orders", b"x", sharding_key="k"))
 
 
 def look_up(producer, topic):
@@ -306,8 +197,9 @@ def test_closed_is_closed(cluster, producer):
     for call in (producer.send, producer.send_async, producer.send_oneway):
         with pytest.raises(errors.ProducerClosedError):
             call(Message("orders", b"x"))
-    with pytest.raises(errors.ProducerClosedError):
-        producer.fetch_publish_message_queues("orders")
+    for call in (lambda: producer.fetch_publish_message_queues("orders"), producer.flush):
+        with pytest.raises(errors.ProducerClosedError):
+            call()
 
 
 def test_close_waits_for_what_is_in_flight(cluster, producer):
@@ -325,19 +217,6 @@ def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make_producer):
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
     producer.close(0.3)
     assert all(f.done() and f.exception().outcome is Outcome.UNKNOWN for f in futures)
-
-
-def test_requests_are_signed_with_references_resolved_late(
-    cluster, make_producer, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("RMQ_USER", "alice")
-    (tmp_path / "secret").write_text("hunter2-canary\n")
-    producer = make_producer(accessKey="env:RMQ_USER", secretKey=f"file:{tmp_path}/secret")
-    producer.send(Message("orders", b"x"))
-    producer.send_batch([Message("orders", b"y")])
-    for frame in cluster.requests():
-        assert frame.ext["AccessKey"] == "alice" and frame.ext["Signature"]
-    assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._session.engine)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
@@ -358,13 +237,36 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
     assert "canary" not in repr(caught.value) + repr(vars(caught.value))
 
 
-def test_missing_secret_file_is_an_option_error(cluster):
-    with pytest.raises(errors.OptionError, match="secretKey"):
-        Producer(nameServer="h:1", accessKey="a", secretKey="file:/nowhere/x")
-
-
 def test_options_and_more(cluster):
     options = SinkOptions.parse(nameServer=cluster.name_server)
     with Producer(options, producerGroup="g") as producer:
         assert producer.options.producer_group == "g"
         assert "producer" in repr(producer).lower()
+
+
+def test_health_and_isolations_are_values(cluster, make_producer):
+    producer = make_producer(retryTimesWhenSendFailed=0)
+    bad, good = (broker.name for broker in cluster.brokers)
+    producer.send(Message("orders", b"x"), queue=MessageQueue("orders", good, 0))
+    cluster.broker(bad).on_send(Answer(14, "disk full"))
+    with pytest.raises(errors.SendError):
+        producer.send(Message("orders", b"x"), queue=MessageQueue("orders", bad, 0))
+    isolated, well = producer.broker_health()
+    assert (isolated.broker_name, isolated.available, isolated.reachable) == (bad, False, True)
+    assert 0 < isolated.available_in_ms <= 10_000 and isolated.in_flight == 0
+    assert (well.broker_name, well.available, well.available_in_ms) == (good, True, 0)
+    assert well.latency_ms > 0
+    (event,) = producer.isolations()
+    assert (event.broker_name, event.cause) == (bad, "SERVICE_NOT_AVAILABLE")
+    assert producer.isolations() == []
+
+
+@pytest.mark.parametrize("ordering", ["strict", "best_effort"])
+def test_ordered_sends_feed_the_table(cluster, make_producer, ordering):
+    """In Java neither sends to a queue nor those by a selector do so (DefaultMQProducerImpl)."""
+    producer = make_producer(ordering=ordering)
+    home = producer.send(Message("orders", b"x", sharding_key="k")).queue.broker_name
+    cluster.broker(home).on_send(Answer(14, "shutting down"))
+    again = producer.send(Message("orders", b"x", sharding_key="k"))
+    assert again.outcome is Outcome.ACKED
+    assert [event.broker_name for event in producer.isolations()] == [home]

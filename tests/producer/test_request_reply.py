@@ -10,7 +10,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
+from rocket_sink.wire.ids import RecallHandle
 from tests.decoding import encode_recall_handle
 from tests.producer.waiting import until
 
@@ -41,25 +41,6 @@ def test_a_reply_comes_from_any_broker(cluster, producer):
         push(other, asked.properties["CORRELATION_ID"])
         assert asking.result(5).body == b"pong"
     until(lambda: any(f.is_response and f.opaque == 77 for f in other.requests))
-
-
-def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
-    with pytest.raises(errors.ReplyTimeoutError) as late:
-        producer.request(Message("orders", b"ping"), 2.0)
-    assert cluster.messages("orders")[0].message_id == late.value.message_id
-    push(cluster.brokers[0], late.value.correlation_id)
-    until(lambda: producer.late_replies == 1)
-    assert not producer._session.request_reply._waiting
-
-
-def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):
-    with pytest.raises(errors.ReplyTimeoutError):
-        producer.request(Message("orders", b"ping"), 2.0)
-    opened = producer._session.engine.client.opened
-    cluster.brokers[0].send_request(Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b""))
-    push(cluster.brokers[0], "nobody's")
-    until(lambda: producer.late_replies == 1)
-    assert producer._session.engine.client.opened == opened
 
 
 @pytest.mark.parametrize("namespace", ["", "ns"])
@@ -95,31 +76,6 @@ def test_a_reply_needs_a_request(producer):
     assert producer.reply(RECEIVED, b"x").queue.topic == "FakeCluster_REPLY_TOPIC"
 
 
-def test_recall_takes_a_timed_message_back(cluster, producer):
-    sent = producer.send(Message("orders", b"later", delay_ms=60_000))
-    handle = RecallHandle("orders", sent.queue.broker_name, "1", sent.message_id)
-    text = encode_recall_handle(handle)
-    assert decode_recall_handle(text) == handle == decode_recall_handle(text.rstrip("="))
-    assert producer.recall("orders", text) == sent.message_id
-    assert cluster.messages("orders") == []
-    with pytest.raises(errors.SendError):
-        producer.recall("orders", text)
-
-
-@pytest.mark.parametrize(
-    ("code", "remark", "is_forbidden"),
-    [(16, "operation is forbidden", True), (16, "no right", False), (1, "is forbidden", False)],
-)
-def test_a_recall_that_the_broker_forbids_names_its_setting(
-    cluster, producer, code, remark, is_forbidden
-):
-    cluster.on(RequestCode.RECALL_MESSAGE, Answer(code, remark), times=None)
-    text = encode_recall_handle(RecallHandle("orders", cluster.brokers[0].name, "1", "ID"))
-    with pytest.raises(errors.SendError, match=remark) as caught:
-        producer.recall("orders", text)
-    assert ("recallMessageEnable=true" in str(caught.value)) is is_forbidden
-
-
 @pytest.mark.parametrize("handle", ["", "%%%", "djEgYQ==", "a"])
 def test_a_bad_handle_is_refused_here(cluster, producer, handle):
     with pytest.raises(errors.MessageError, match="recall handle"):
@@ -127,21 +83,6 @@ def test_a_bad_handle_is_refused_here(cluster, producer, handle):
     lost = encode_recall_handle(RecallHandle("orders", "broker-z", "1", "ID"))
     with pytest.raises(errors.NoRouteError):
         producer.recall("orders", lost)
-
-
-def test_a_callback_may_ask(cluster, producer):
-    """The callback runs on the thread that has to read the reply."""
-    answers = []
-
-    def ask(result, error):
-        answers.append(producer.request(Message("orders", b"ping"), 10.0))
-
-    producer.send_async(Message("orders", b"first"), ask)
-    until(lambda: len(cluster.messages("orders")) == 2)
-    (asked,) = [m for m in cluster.messages("orders") if "CORRELATION_ID" in m.properties]
-    push(cluster.brokers[0], asked.properties["CORRELATION_ID"])
-    until(lambda: answers)
-    assert answers[0].body == b"pong"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocket_sink.errors import SendError
+from rocket_sink.errors import SendError, UnwrittenError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.producer.transactions import COMMIT
@@ -98,5 +98,9 @@ def test_what_cannot_be_encoded_costs_its_requests_only(cluster, producer):
     hook.added = {}
     producer.send(Message("orders", b"x"))
     hook.added = {"bad": "\ud800"}
-    with pytest.raises(SendError, match="frame cannot be made"):
+    with pytest.raises(UnwrittenError, match="frame cannot be made"):
         producer.send(Message("orders", b"x"), timeout_ms=300)
+    engine = producer._session.engine
+    assert not producer.isolations() and not engine.client.in_flight
+    assert not any(health.in_flight for health in producer.broker_health())
+    assert engine.flow.window.requests == 0

@@ -28,12 +28,6 @@ def burst(producer, count=COUNT, *, queue=None, **fields):
         return [producer.send_async(message(n, **fields), queue=queue) for n in range(count)]
 
 
-def open_ones(futures):
-    """Return the two futures that stay open, once all others are done."""
-    until(lambda: sum(not future.done() for future in futures) <= 2)
-    return [future for future in futures if not future.done()]
-
-
 def message(number, **more):
     return Message("orders", b"%d" % number, tags="tag", keys=(f'k"{number}',), flag=number, **more)
 
@@ -90,19 +84,15 @@ def test_what_is_not_plain_success_leaves_its_group(cluster, make_producer, grou
     assert max(groups) > 50
 
 
-def test_one_without_an_answer_keeps_no_other_waiting(cluster, make_producer, groups):
-    cluster.on_send(Drop(), times=1)
-    futures = burst(make_producer(sendMsgTimeout=3_600_000))
-    assert len(open_ones(futures)) == 2 and max(groups) > 50
-
-
-def test_places_are_given_back_with_each_answer(cluster, make_producer):
+def test_places_are_given_back_with_each_answer(cluster, make_producer, groups):
+    """A message without an answer keeps no other one waiting."""
     cluster.on_send(Drop(), times=1)
     producer = make_producer(sendMsgTimeout=3_600_000)
     futures = burst(producer)
-    pending = open_ones(futures)
+    until(lambda: sum(not future.done() for future in futures) <= 2)
+    pending = [future for future in futures if not future.done()]
     window = producer._session.engine.flow.window
-    assert window.requests == len(pending)
+    assert window.requests == len(pending) == 2 and max(groups) > 50
     assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in pending)
 
 
@@ -137,11 +127,3 @@ def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
     in_flight = sum(health.in_flight for health in producer.broker_health())
     assert in_flight == 0 and not producer.isolations()
     assert len({id(args[0]) for args in ends}) == len(ends) == COUNT
-
-
-def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):
-    cluster.freeze()
-    producer = make_producer(sendMsgTimeout=3_600_000)
-    futures = burst(producer)
-    producer.close(0.3)
-    assert all(future.exception(60) is not None for future in futures) and max(groups) > 50

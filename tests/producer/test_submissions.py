@@ -26,14 +26,18 @@ def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer)
     assert [int(m.body.rstrip(b"x")) for m in stored] == list(range(90))
 
 
-def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypatch, is_async):
     monkeypatch.setattr(engine_thread, "_IDLE_S", 3600.0)
     producer, ends = make_producer(maxInFlight=3), []
 
     def send(worker):
         for number in range(100):
             message = Message("orders", b"%d-%d" % (worker, number))
-            producer.send_async(message, lambda *end: ends.append(end))
+            if is_async:
+                producer.send_async(message, lambda *end: ends.append(end))
+            else:
+                ends.append((producer.send(message), None))
 
     in_threads(3, send)
     producer.close(20)
@@ -49,26 +53,6 @@ def test_a_request_that_comes_when_the_thread_has_ended_is_refused(make_producer
     with pytest.raises(ProducerClosedError):
         driver.submit(SendRequest("orders", b"x"), None)
     assert not driver._queue.requests
-
-
-def test_places_are_given_in_the_order_of_arrival(cluster, make_producer):
-    producer = make_producer(maxInFlight=1, sendMsgTimeout=60_000)
-    queue = producer.fetch_publish_message_queues("orders")[0]
-    broker = next(each for each in cluster.brokers if each.name == queue.broker_name)
-
-    def send(number):
-        producer.send(Message("orders", b"%d" % number), queue=queue)
-
-    send(0)
-    broker.freeze()
-    line = producer._session.driver.thread.queue.requests
-    with ThreadPoolExecutor(7) as threads:
-        for waiting in range(7):
-            threads.submit(send, waiting + 1)
-            until(lambda n=waiting: len(line) == n and producer._session.engine.pending == 1)
-        broker.thaw()
-    stored = sorted(cluster.messages("orders"), key=lambda message: message.queue_offset)
-    assert [int(message.body) for message in stored] == list(range(8))
 
 
 def test_small_messages_do_not_starve_a_large_one(cluster, make_producer):
@@ -107,17 +91,6 @@ def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
 
     producer.send_async(Message("orders", b"x"), again)
     assert is_over.wait(60)
-
-
-def test_without_room_before_the_deadline(cluster, make_producer):
-    cluster.on_send(Drop(), times=10_000)
-    producer = make_producer(maxInFlight=2, sendMsgTimeout=60_000)
-    for _ in range(2):
-        producer.send_async(Message("orders", b"x"))
-    words = r"5 bytes to 'orders' keys k1, k2.*backPressure"
-    with pytest.raises(WindowFullError, match=words) as caught:
-        producer.send_async(Message("orders", b"large", keys=["k1", "k2"]), timeout_ms=200)
-    assert (caught.value.keys, caught.value.size) == (("k1", "k2"), 5)
 
 
 def test_the_time_before_the_engine_takes_it_counts(make_engine):

@@ -1,7 +1,5 @@
 """Transactions: half message, local transaction, commit and rollback, check-backs."""
 
-import threading
-
 import pytest
 
 from rocket_sink import errors
@@ -35,36 +33,6 @@ def test_a_committed_message_is_delivered_after_execute(cluster, make_producer):
     assert stored.sys_flag & SysFlag.TRANSACTION_PREPARED
 
 
-@pytest.mark.parametrize("answer", [UNKNOWN, None, "yes"])
-def test_without_a_clear_answer_the_half_message_waits(cluster, make_producer, answer):
-    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
-    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
-    assert result.state is UNKNOWN and not result.ended and len(halves(cluster)) == 1
-    assert isinstance(result.local_error, TypeError) == (answer == "yes")
-
-
-class Unspeakable(Exception):
-    def __repr__(self):
-        raise AttributeError("missing")
-
-
-@pytest.mark.parametrize(
-    ("error", "end"),
-    [
-        (ValueError("no money"), "ValueError('no money')"),
-        (ValueError("x" * 1_100_000), "xxx..."), (Unspeakable(), "Unspeakable"),
-    ],
-)  # fmt: skip
-def test_what_execute_raises_is_reported_whatever_its_text(cluster, make_producer, error, end):
-    def execute(message, arg):
-        raise error
-
-    result = make_producer().send_in_transaction(Message("orders", b"x"), execute)
-    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
-    assert result.local_error is error and result.end_error is None and result.state is UNKNOWN
-    assert cluster.requests(RequestCode.END_TRANSACTION)[0].remark.endswith(end)
-
-
 def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
     cluster.on_send(Answer(13, "illegal"), times=None)
     called = []
@@ -73,13 +41,6 @@ def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
     with pytest.raises(errors.MessageError):
         make_producer().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
     assert not called and not cluster.requests(RequestCode.END_TRANSACTION)
-
-
-def test_no_thread_without_a_listener(make_producer):
-    before = set(threading.enumerate())
-    make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
-    names = {thread.name for thread in set(threading.enumerate()) - before}
-    assert names == {"rocket-sink-producer"}
 
 
 @pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
@@ -112,16 +73,6 @@ def test_a_check_without_a_topic_is_answered_too(cluster, make_producer):
         until(lambda number=number: len(cluster.requests(RequestCode.END_TRANSACTION)) > number)
 
 
-def test_another_process_may_listen(cluster, make_producer):
-    make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    other = make_producer()
-    other.on_transaction_check = lambda message: COMMIT
-    other.listen_for_checks("orders")
-    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
-    cluster.check_transactions()
-    until(lambda: cluster.messages("orders"))
-
-
 def test_who_only_listens_follows_a_broker_that_moves(cluster, make_producer):
     make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     other = make_producer(transaction_listener=lambda m: COMMIT, pollNameServerInterval=200)
@@ -133,28 +84,6 @@ def test_who_only_listens_follows_a_broker_that_moves(cluster, make_producer):
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers), 20.0)
     cluster.check_transactions()
     until(lambda: cluster.messages("orders"))
-
-
-def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_producer):
-    message_ids = []
-
-    def listener(message):
-        message_ids.append(message.message_id)
-        raise ValueError("the database is down")
-
-    other = make_producer(producerGroup="other", transaction_listener=message_ids.append)
-    other.listen_for_checks("orders")
-    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
-    producer = make_producer(transaction_listener=listener)
-    result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    until(lambda: cluster.requests(RequestCode.END_TRANSACTION))
-    cluster.check_transactions()
-    until(lambda: len(cluster.requests(RequestCode.END_TRANSACTION)) == 2)
-    for queue in other.fetch_publish_message_queues("orders"):
-        other.send(Message("orders", b"behind the check"), queue=queue)
-    assert other._session.transactions._checks is None, "a check of a foreign group was taken over"
-    assert message_ids == [result.transaction_id] and len(halves(cluster)) == 1
-    assert "the database is down" in cluster.requests(RequestCode.END_TRANSACTION)[-1].remark
 
 
 def _greeted(broker, producer):

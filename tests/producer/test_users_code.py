@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.errors import ProducerClosedError, RequestTimeoutError
+from rocket_sink.errors import RequestTimeoutError
 from rocket_sink.message import Message
 from rocket_sink.testing import Delay
 from tests.python import run_python
@@ -140,10 +140,3 @@ def test_flush_waits_for_earlier_sends_and_their_callbacks(cluster, make_produce
         producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     producer.flush()
     assert len(ends) == 20 and all(error is None for _, error in ends)
-
-
-def test_a_closed_producer_has_nothing_to_flush(producer):
-    producer.send(Message("orders", b"x"))
-    producer.close()
-    with pytest.raises(ProducerClosedError):
-        producer.flush()

@@ -2,16 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rocket_sink.producer.producer import Producer
 
 
 def until(
-    condition: Callable[[], object], timeout_s: float = 120.0, poll_s: float = 0.001,
-    failure: str = "it did not happen in time",
-) -> None:  # fmt: skip
+    condition, timeout_s=120.0, poll_s=0.001,
+    failure="it did not happen in time",
+):  # fmt: skip
     """Check the condition again and again; fail with this text when the time is over."""
     end_s = time.monotonic() + timeout_s
     while not condition():
@@ -19,7 +16,7 @@ def until(
         time.sleep(poll_s)
 
 
-def in_threads(count: int, work: Callable[[int], object], timeout_s: float = 60.0) -> None:
+def in_threads(count, work, timeout_s=60.0):
     """Run `work(number)` in so many threads at once; fail if one has not ended in time."""
     threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
     for thread in threads:
@@ -30,11 +27,11 @@ def in_threads(count: int, work: Callable[[int], object], timeout_s: float = 60.
 
 
 @contextmanager
-def held(producer: Producer) -> Iterator[None]:
+def held(producer):
     """Hold the producer's thread in a call, so that requests wait in its queue."""
     reached, over = threading.Event(), threading.Event()
 
-    def hold() -> bool:
+    def hold():
         reached.set()
         return over.wait(60)
 
