@@ -10,7 +10,6 @@ import pytest
 
 from rocket_sink.errors import RequestTimeoutError
 from rocket_sink.message import Message
-from rocket_sink.testing import Delay
 from tests.python import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -130,13 +129,3 @@ def test_callbacks_run_in_the_order_of_completions(make_producer):
         producer.send_async(message, lambda result, error, number=number: calls.append(number))
     producer.flush()
     assert calls == list(range(50))
-
-
-@pytest.mark.parametrize("options", [{}, {"autoBatch": "30s"}])
-def test_flush_waits_for_earlier_sends_and_their_callbacks(cluster, make_producer, options):
-    cluster.on_send(Delay(100), times=None)
-    producer, ends = make_producer(sendMsgTimeout=60_000, **options), []
-    for _ in range(20):
-        producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))
-    producer.flush()
-    assert len(ends) == 20 and all(error is None for _, error in ends)

@@ -14,7 +14,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Delay, FakeCluster
-from tests.producer.conftest import drive_until, send, submit
+from tests.producer.conftest import send, submit
 from tests.producer.waiting import until
 
 
@@ -93,20 +93,6 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(cluster, make_p
             _promote(broker)
         sending.result(30)
     assert b"x" in {message.body for message in cluster.messages("orders")}
-
-
-def test_a_topic_that_is_made_after_all_is_found(cluster, make_engine):
-    """The topic was deleted a moment ago, when its route was young."""
-    engine = make_engine(createTopic="", pollNameServerInterval="1h")
-    engine.publish_info("orders")
-    cluster.delete_topic("orders")
-    while not engine.routes.is_unresolvable("orders"):
-        engine.routes.refresh("orders", engine.clock())
-        engine.drive()
-    assert send(engine, 1).outcome is Outcome.NOT_SENT
-    cluster.create_topic("orders", 4)
-    drive_until(engine, lambda: engine.routes.get("orders", engine.clock()))
-    assert send(engine, 2).outcome is Outcome.ACKED
 
 
 def test_a_name_server_that_was_started_anew_takes_no_route_away(cluster, make_engine):

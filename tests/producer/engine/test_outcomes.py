@@ -1,13 +1,15 @@
 """The five outcomes, and the next attempt after each error."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from rocket_sink import errors
 from rocket_sink.errors import Outcome
-from rocket_sink.message import MessageQueue
-from rocket_sink.testing import Answer, CloseConnection, Drop, IncompleteAnswer
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.route import QueueMapping
 from tests.producer.conftest import is_well, request, send, submit
@@ -97,20 +99,6 @@ def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
     assert completion.outcome is Outcome.ACKED and len(completion.attempts) > 3
 
 
-def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
-    cluster.delete_topic("orders")
-    engine = make_engine(createTopic="")
-    started = engine.clock()
-    completion = send(engine)
-    assert isinstance(completion.error, errors.NoRouteError)
-    assert completion.outcome is Outcome.NOT_SENT
-    (waited,) = completion.attempts
-    assert (waited.broker_name, waited.queue_id, waited.queue_offset) == ("", -1, -1)
-    assert engine.clock() - started < 1.0
-    with pytest.raises(errors.NoRouteError, match="orders"):
-        engine.publish_info("orders")
-
-
 @pytest.mark.parametrize("ordering", ["none", "strict"])
 def test_a_static_queue_that_moved_is_sent_to_its_new_broker(
     cluster, make_engine, monkeypatch, ordering
@@ -165,3 +153,48 @@ def test_an_engine_that_is_abandoned_is_closed_and_says_nothing(cluster, make_en
     engine.abandon()
     engine.close()
     assert engine.is_broken and not cluster.requests(RequestCode.UNREGISTER_CLIENT)
+
+
+# --- less durability than asked for -----------------------------------------------------------
+
+
+HELD_S = 1.8
+"""The time is longer than an attempt's share of three seconds, and well below three seconds."""
+
+
+CALLS = {
+    "send": lambda producer, message: producer.send(message),
+    "send_async": lambda producer, message: producer.send_async(message).result(30),
+    "gathered": lambda producer, message: producer.send_async(message).result(30),
+    "send_batch": lambda producer, message: producer.send_batch([message, message])[0],
+    "transaction": lambda producer, message: producer.send_in_transaction(
+        message, lambda *_: COMMIT
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", CALLS)
+@pytest.mark.parametrize("code", [10, 11, 12])
+def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, code):
+    cluster.on_send(Answer(code), times=None)
+    producer = make_producer(onDegraded="fail", autoBatch=mode == "gathered")
+    with pytest.raises(errors.DegradedError, match="onDegraded=fail") as caught:
+        CALLS[mode](producer, Message("orders", b"body"))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.result.outcome is Outcome.ACKED_DEGRADED
+    assert again.result.broker_address in {broker.address for broker in cluster.brokers}
+    if mode == "transaction":
+        assert not cluster.messages("orders")
+        assert not any(broker.half_messages() for broker in cluster.brokers)
+    else:
+        assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")
+
+
+@pytest.mark.parametrize("mode", ["send", "send_async", "send_batch"])
+def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_producer, mode):
+    """With a dead slave, each send is answered late, and any other request at once."""
+    cluster.on_send(Delay(HELD_S * 1000), times=None)
+    producer = make_producer(sendMsgTimeout="20s", retryTimesWhenSendFailed=19)
+    result = CALLS[mode](producer, Message("orders", b"body"))
+    assert not result.maybe_duplicate and result.attempts == 1
+    assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")

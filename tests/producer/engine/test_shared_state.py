@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
+from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
 from rocket_sink.routing.fault import FAILING, UNREACHABLE, FaultItem
-from tests.producer.conftest import is_well, send
 from tests.routing.fault_views import isolate
 
 OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
@@ -261,21 +260,6 @@ def test_a_stopped_writer_blocks_no_process(tmp_path):
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     assert table.put("a", b"1")
-
-
-def test_one_engine_avoids_what_another_found_out(tmp_path, cluster, make_engine):
-    """The engines are those of two workers of an executor."""
-    first = make_engine(shared=open_in(tmp_path))
-    second = make_engine(shared=open_in(tmp_path))
-    send(second, "warm")
-    cluster.brokers[0].kill()
-    for number in range(8):
-        assert send(first, number).outcome.delivered
-    time.sleep(2 * VIEW_S)
-    for engine in (first, second):
-        assert not is_well(engine, cluster.brokers[0].name)
-    for number in range(16):
-        assert len(send(second, number).attempts) == 1, "it tried the dead broker itself"
 
 
 @pytest.mark.parametrize("attack", [Path.symlink_to, Path.hardlink_to])

@@ -347,9 +347,11 @@ def test_nothing_is_tried_again_while_the_engine_stops():
         assert not world.refreshed and world.rank() == 0 and not world.handler.fatal
 
 
-def test_waits_without_a_broker_are_one_record():
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_waits_without_a_broker_are_one_record(is_chosen):
     world = World()
     attempt = world.attempt(is_in_flight=False)
+    attempt.target = attempt.target if is_chosen else None
     first, second = errors.ConnectError("first"), errors.NoRouteError("second")
     step = world.handler.handle_failure(attempt, first)
     following = step.attempt
@@ -357,7 +359,9 @@ def test_waits_without_a_broker_are_one_record():
     world.handler.handle_failure(following, second)
     [record] = following.history.records
     assert (record.attempt, record.queue_wait_ms, record.rtt_ms) == (2, 1500.0, 0.0)
-    assert (record.broker_name, record.broker_address, record.wire_bytes) == ("a", "", 0)
+    place = record.broker_name, record.queue_id, record.queue_offset
+    assert place == (("a", 2, -1) if is_chosen else ("", -1, -1))
+    assert (record.broker_address, record.wire_bytes) == ("", 0)
     assert (record.error_code, record.remark) == (second.code, "second")
     assert record.outcome is Outcome.NOT_SENT and record.started_ms > 1_700_000_000_000
 
