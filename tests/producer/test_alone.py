@@ -567,8 +567,7 @@ def test_a_request_that_was_taken_after_all_is_awaited(is_taken, own_s, since_s,
 
 def test_a_request_has_the_rest_of_its_time():
     driver = Driver()
-    session = driver
-    asks = RequestReply(session, builder(namespace="ns"))
+    asks = RequestReply(driver, builder(namespace="ns"))
 
     def publish(topic, *, timeout_s):
         assert (topic, timeout_s) == ("ns%orders", 2.0)

@@ -3,13 +3,11 @@
 The brokers' own request logs show who was sent what.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING, SILENT, SLOW, FaultProfile
 from rocket_sink.testing import Answer, Delay
 from rocket_sink.testing.script import is_send
@@ -76,7 +74,6 @@ def by_key(producer, count):
     assert all(future.result(120) for future in map(producer.send_async, messages))
 
 
-Mode = Callable[[Producer, int], None]
 MODES = {
     "async": (by_async, {}, IN_FLIGHT),
     "automatic batches": (by_async, {"autoBatch": "1ms"}, IN_FLIGHT),

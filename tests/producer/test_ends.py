@@ -35,15 +35,6 @@ def test_an_error_of_the_encoder_reaches_all_futures_of_a_batch(make_producer, m
         assert isinstance(future.exception(WAIT_S), errors.MessageError)
 
 
-def test_a_callback_that_is_cancelled_does_not_end_the_producers_thread(cluster, producer):
-    def cancelled(result, error):
-        raise asyncio.CancelledError
-
-    first = producer.send_async(Message("orders", b"body"), cancelled)
-    assert first.result(WAIT_S).status == "SEND_OK"
-    assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
-
-
 @pytest.mark.parametrize("options", [{}, {"autoBatch": True}, {"enableTrace": True}])
 def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
     cluster, monkeypatch, options
@@ -198,8 +189,13 @@ class Cancelled(SendHook, RpcHook):
         raise asyncio.CancelledError
 
 
-def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster, producer):
+def test_hooks_and_callbacks_that_are_cancelled_leave_no_future_without_an_end(cluster, producer):
     producer.add_hook(Cancelled())
     producer.add_rpc_hook(Cancelled())
-    futures = [producer.send_async(Message("orders", b"body")) for _ in range(40)]
+
+    def cancelled(result, error):
+        raise asyncio.CancelledError
+
+    futures = [producer.send_async(Message("orders", b"body"), cancelled) for _ in range(40)]
+    producer.flush()
     assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}

@@ -4,8 +4,6 @@ A script is interrupted some thousand times while it runs the package's code: it
 SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
 """
 
-from pathlib import Path
-
 import pytest
 
 from rocket_sink.errors import UnknownOutcomeError
@@ -14,8 +12,6 @@ from rocket_sink.producer.engine.response_handler import ResponseHandler
 from rocket_sink.testing import CloseConnection
 from tests.producer.waiting import held, until
 from tests.python import run_python
-
-ROOT = Path(__file__).parents[2]
 
 SCRIPT = """\
 import ctypes, random, signal, sys, threading, time

@@ -1,6 +1,7 @@
 """The pool has an engine for each configuration, open while in use, and none from before a fork."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,21 +27,14 @@ class FakeEngine:
         self.abandoned += 1
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(now=1000.0)
 
 
 @pytest.fixture
 def pool(clock):
-    return ProducerPool(clock=clock, make=FakeEngine)
+    return ProducerPool(clock=lambda: clock.now, make=FakeEngine)
 
 
 def test_reused_by_the_same_configuration_only(pool):

@@ -6,9 +6,7 @@ that arrive.
 
 import multiprocessing.process
 import multiprocessing.util
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_trace
 from tests.python import run_python
 
-ROOT = Path(__file__).parents[2]
 COUNT = 500
 LIMIT_S = 120.0
 
@@ -89,9 +86,6 @@ child.join()
 assert child.exitcode == 0
 """,
 }
-
-
-Ended = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ They may take locks, block, send and close. Each script runs in a process of its
 defect is to hang."""
 
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from rocket_sink.errors import RequestTimeoutError
 from rocket_sink.message import Message
 from tests.python import run_python
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 HEAD = """\
 import logging, random, signal, sys, threading, time

@@ -1,6 +1,5 @@
 """Dead-letter topics on the scripted cluster: reading and resending."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -83,9 +82,6 @@ def test_the_origin_topic_may_be_named_either_way(cluster, topic):
     with Admin(nameServer=cluster.name_server, namespace="ns") as admin:
         assert ids(admin, topic=topic) == ["A"]
         assert ids(admin, topic="others") == []
-
-
-Run = Callable[..., dlq.ResendReport]
 
 
 @pytest.fixture

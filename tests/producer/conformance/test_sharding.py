@@ -17,7 +17,6 @@ NUMBERS = [
     1_700_000_000_123, 10**18, 2**63 - 1, -(2**63),
 ]  # fmt: skip
 PATIENT = {"sendMsgTimeout": "60s"}
-Places = dict[str, tuple[str, int]]
 
 
 def java_places(real, topic, kind, numbers):

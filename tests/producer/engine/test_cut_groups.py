@@ -65,9 +65,8 @@ def flow_with(dispatcher):
         open_to=lambda *_: [dispatcher.broker],
     )  # fmt: skip
     waiting = WaitingRequests(set(), anything, anything)
-    sender = dispatcher
     return RequestFlow(
-        time.monotonic, anything, anything, sender, anything, anything, waiting, anything
+        time.monotonic, anything, anything, dispatcher, anything, anything, waiting, anything
     )
 
 

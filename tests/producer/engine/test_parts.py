@@ -115,8 +115,7 @@ class World:
         self.faults = FaultTable(store=SharedBrokerState.in_process())
         identity = SimpleNamespace(client_id="me", group="g")
         parsed = SinkOptions.parse(nameServer="h:1", heartbeatBrokerInterval="30s", **options)
-        client = self.client
-        self.beats = Heartbeats(parsed, client, routes, self.faults, identity)
+        self.beats = Heartbeats(parsed, self.client, routes, self.faults, identity)
 
     def run(self, now_s):
         self.beats.run(now_s)
@@ -334,8 +333,7 @@ class Check:
             addresses=lambda: {"a": "moved:1"},
             refresh=lambda topic, now_s: self.refreshed.append((topic, now_s)),
         )
-        client = self.client
-        self.checks = StoredChecks(1.0, 60.0, client, routes, self.reread.append)
+        self.checks = StoredChecks(1.0, 60.0, self.client, routes, self.reread.append)
         request = SendRequest("t", b"x", verify_ids=("i", "j"), timed=timed)
         self.ends = deque()
         self.attempt = SendAttempt(self.ends, request, (), 0, False, NOW_S, NOW_S + 5.0)
