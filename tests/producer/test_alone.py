@@ -619,7 +619,7 @@ def test_a_recall_goes_to_the_broker_of_its_handle(masters, address):
     facts = {"topic": "ns%orders", "broker_name": "a", "broker_address": address}
     for code, remark, is_forbidden in (
         (17, "gone", False), (16, "operation is forbidden", True), (16, "no right", False),
-        (1, "is forbidden", False),
+        (1, "operation is forbidden", False),
     ):  # fmt: skip
         driver.answer = Frame(code, remark=remark)
         with pytest.raises(errors.SendError, match=remark) as refused:
