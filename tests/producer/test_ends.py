@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rocket_sink import Message, Producer, errors
-from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.net.transport import Transport
 from rocket_sink.producer.hooks import SendHook
@@ -56,16 +55,6 @@ def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
             if "enableTrace" in options:
                 assert len(cluster.messages("RMQ_SYS_TRACE_TOPIC")) == 1
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
-
-
-def test_unsent_messages_of_a_connection_have_an_error_each():
-    cause = errors.ProducerClosedError("the producer was closed")
-    channel = object.__new__(Channel)
-    first, second = (channel._loss_error(cause, written=False) for _ in range(2))
-    first.facts["topic"] = "orders"
-    assert first is not second
-    assert "topic" not in second.facts
-    assert first.__cause__ is cause
 
 
 def test_a_connection_that_cannot_be_made_keeps_no_place(cluster, monkeypatch):

@@ -1,7 +1,7 @@
 """SendFuture behaves like the standard future, whenever it is used."""
 
 import asyncio
-import sys
+import itertools
 import threading
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import as_completed, wait
@@ -77,12 +77,12 @@ def test_in_an_event_loop():
     assert asyncio.run(main()) == [RESULT] * 3
 
 
-def stops_at(step, reached, go_on):
-    """Return a trace function that waits before the `step`-th line of `resolve`."""
+def stops_at(method, step, reached, go_on):
+    """Return a trace function that waits before the `step`-th line of the method."""
     lines = [0]
 
     def trace(frame, event, arg):
-        if frame.f_code is not SendFuture.resolve.__code__:
+        if frame.f_code is not method.__code__:
             return None
         if event == "line":
             lines[0] += 1
@@ -94,16 +94,23 @@ def stops_at(step, reached, go_on):
     return trace
 
 
-@pytest.mark.parametrize("step", range(2, 7))
-@pytest.mark.parametrize("way", ["result", "callback", "as_completed", "wait"])
-def test_access_during_completion_gets_the_result(way, step):
+@pytest.mark.parametrize(
+    ("way", "stopped", "step"),
+    [
+        *itertools.product(
+            ["result", "callback", "as_completed", "wait"], [SendFuture.resolve], range(2, 7)
+        ),
+        *itertools.product(["result"], [SendFuture.exception], range(2, 6)),
+        *itertools.product(["callback"], [SendFuture.add_done_callback], range(2, 4)),
+    ],
+)
+def test_access_during_completion_gets_the_result(way, stopped, step):
+    """Each thread stops within the method, until the other one has come as far as it can."""
     future, results = make(), []
     reached, go_on = threading.Event(), threading.Event()
 
     def end():
-        sys.settrace(stops_at(step, reached, go_on))
         future.resolve(RESULT, None)
-        sys.settrace(None)
 
     def ask():
         if way == "result":
@@ -115,14 +122,17 @@ def test_access_during_completion_gets_the_result(way, step):
         else:
             results.extend(as_completed([future], timeout=5))
 
-    ending, asking = threading.Thread(target=end), threading.Thread(target=ask)
-    ending.start()
+    works = [end, ask] if stopped is SendFuture.resolve else [ask, end]
+    first, second = (threading.Thread(target=work) for work in works)
+    threading.settrace(stops_at(stopped, step, reached, go_on))
+    first.start()
     assert reached.wait(60)
-    asking.start()
-    asking.join(0.05)  # The thread either has its answer now, or waits for it.
+    threading.settrace(None)
+    second.start()
+    second.join(0.05)  # The thread either is done now, or waits for the first.
     go_on.set()
-    ending.join(60)
-    asking.join(60)
+    first.join(60)
+    second.join(60)
     assert WORKERS.callbacks.flush(60)
     assert results == [RESULT if way == "result" else future]
 

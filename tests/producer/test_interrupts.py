@@ -171,15 +171,16 @@ def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with
     cluster.on_send(CloseConnection(), times=1)
     failed, calls = ResponseHandler.handle_failure, []
 
-    def third_is_broken(*given, **more):
-        calls.append(given)
+    def third_is_broken(*given, feedback):
+        calls.append(feedback)
         if len(calls) == 3:
             raise TypeError("a defect")
-        return failed(*given, **more)
+        return failed(*given, feedback=feedback)
 
     monkeypatch.setattr(ResponseHandler, "handle_failure", third_is_broken)
     with held(producer):  # so that they share a group
         futures = [producer.send_async(Message("orders", b"x")) for _ in range(100)]
     errors = [future.exception(30) for future in futures]
+    assert calls.count(True) == 1, "messages that fail together count once"
     assert len(calls) > 8 and sum("a defect" in str(error) for error in errors) == 1
     until(lambda: places(producer) == FREE)

@@ -50,12 +50,6 @@ def test_kinds_of_messages_need_their_release(cluster, make_producer, fields, le
     assert make_producer().send(message).status == "SEND_OK"
 
 
-def test_delay_levels_are_for_every_broker(cluster, make_producer):
-    age(cluster.brokers)
-    make_producer().send(Message("orders", b"x", delay_level=3))
-    assert len(cluster.messages("orders")) == 1
-
-
 @pytest.mark.parametrize("timer", TIMED)
 def test_a_newer_broker_is_found(cluster, producer, timer):
     age(cluster.brokers[:1])

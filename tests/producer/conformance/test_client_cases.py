@@ -10,7 +10,6 @@ import pytest
 
 from rocket_sink import errors
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 
 NOWHERE = "127.0.0.1:1"
@@ -66,14 +65,6 @@ def _none(queues, message, arg):
 def test_c47_a_selector_that_returns_nothing_is_named(make_producer):
     with pytest.raises(errors.ConfigurationError, match="_none"):
         make_producer().send(Message("orders", b"x"), selector=_none)
-
-
-def test_c48_the_codes_that_are_retried():
-    """The codes are Java's eight and three further ones: flow control (215), a missing queue (29)
-    and a moved queue (501). Brokers answer all of them before they store anything."""
-    java = {17, 14, 1, 2, 16, 204, 205, 1500}
-    assert set(SinkOptions.parse().retry_response_codes) == java | {215, 29, 501}
-    assert SinkOptions.parse(retryResponseCodes="2,14").retry_response_codes == (2, 14)
 
 
 def test_c51_oneway_raises_the_transports_own_error(cluster, make_producer):

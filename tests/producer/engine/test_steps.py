@@ -311,17 +311,19 @@ def test_the_end_of_a_check(kind, records):
 
 
 @pytest.mark.parametrize(
-    ("on_degraded", "code", "again", "error"),
-    [("accept", 10, False, None), ("retry", 10, True, None), ("retry", 11, False, None),
-     ("fail", 12, False, "DEGRADED")],
+    ("on_degraded", "code", "more", "again", "error"),
+    [("accept", 10, {}, False, None), ("retry", 10, {}, True, None),
+     ("retry", 10, {"queue": QUEUE}, True, None), ("retry", 10, {"strict": True}, True, None),
+     ("retry", 11, {}, False, None), ("fail", 12, {}, False, "DEGRADED")],
 )  # fmt: skip
-def test_a_degraded_answer(on_degraded, code, again, error):
+def test_a_degraded_answer(on_degraded, code, more, again, error):
     world = World(onDegraded=on_degraded)
-    attempt = world.attempt()
+    attempt = world.attempt(**more)
     end = world.handler.handle_answer(attempt, Frame(code, STORED))
     if again:
         assert (end.due_s, end.attempt.counted) == (NOW_S + 1.0, 2)
-        assert end.attempt.history.last_broker == "a"
+        chosen = end.attempt.history.last_broker, end.attempt.pinned
+        assert chosen == ((None, QUEUE) if more else ("a", None))
         assert end.attempt.history.degraded.status == "FLUSH_DISK_TIMEOUT"
         again = world.attempt(attempts=1)
         again.history, again.number = end.attempt.history, 2
