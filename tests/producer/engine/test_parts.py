@@ -399,16 +399,17 @@ def test_a_missing_id_counts_after_the_delay(answers, times, decided, partly):
     assert check.error.facts.get("partly_stored") == ("a" if partly else None)
 
 
-def test_ids_that_appear_one_by_one_begin_the_delay_anew():
+@pytest.mark.parametrize(("answer", "next_s"), [(found("i"), 1.99), (Frame(1), 2.1)])
+def test_ids_that_appear_one_by_one_and_failures_begin_the_delay_anew(answer, next_s):
     check = Check()
     check.times(NOW_S + 0.9, NOTHING, NOTHING)
     for after_s in (0.99, 1.6):
         check.checks.step(NOW_S + after_s)
-        check.answer(NOW_S + after_s, found("i"), NOTHING)
-    check.checks.step(NOW_S + 1.98)
+        check.answer(NOW_S + after_s, answer, NOTHING)
+    check.checks.step(NOW_S + next_s - 0.01)
     assert not check.client.asked and not check.ends
-    check.checks.step(NOW_S + 1.99)
-    check.answer(NOW_S + 1.99, found("i"), found("j"))
+    check.checks.step(NOW_S + next_s)
+    check.answer(NOW_S + next_s, found("i"), found("j"))
     assert check.ends[0][1].message is not None
 
 
