@@ -109,6 +109,10 @@ class Growth:
         keep_small(append)
         return time.process_time() - begin_s
 
+    def grow_by(self, epochs):
+        for _ in range(epochs):
+            self.grow()
+
     def _epoch(self):
         moment = START + dt.timedelta(seconds=EPOCH_S * self.epochs)
         table = self.template
@@ -189,8 +193,7 @@ def main():
     marks, together = [100, *arguments.epochs], arguments.together
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         trial, begin_s = Growth(f"{folder}/trial", 60.0, together), time.monotonic()
-        for _ in range(100):
-            trial.grow()
+        trial.grow_by(100)
         epoch_s = (time.monotonic() - begin_s) / trial.epochs
         measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s, together)
 

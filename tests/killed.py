@@ -7,6 +7,13 @@ class Killed(BaseException):
     """The process dies as if by SIGKILL: no handler sees it."""
 
 
+FOLD_STEPS = [
+    ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),
+    ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
+]  # fmt: skip
+"""The steps of a fold of two files, each with its number."""
+
+
 def kill_at(wanted, times=1):
     """Return a function of steps that raises Killed at a step's `times`th time."""
     counts = Counter()

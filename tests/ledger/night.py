@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -12,12 +11,12 @@ from rocket_sink.errors import Outcome
 from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
-from rocket_sink.ledger.records import in_order, isolation_rows, resolution_rows, send_rows
+from rocket_sink.ledger.records import in_order, isolation_rows, send_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.routing.fault import Isolation
 
-from .values import accounts, attempt, confirmed, context, letter
+from .values import accounts, attempt, confirmed, context, letter, resolved
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
 START = dt.datetime(2026, 3, 1, 13, 45, tzinfo=dt.timezone.utc)
@@ -26,38 +25,37 @@ EPOCH_S = 10
 EPOCHS = 360
 
 
-def store(folder: Path | str, batches: Iterable[pa.RecordBatch]) -> str:
+def store(folder, batches):
     """Append these rows to a ledger as a fold does, and make its table first if there is none."""
     place = resolve_path(folder)
     version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
     if not Path(folder, LOG_FOLDER).exists():
         create_table(place, LEDGER_SCHEMA, {**PROPERTIES, **version})
     table = open_table(place)
-    assert table is not None
     commit(place, table, write_data_files(place, batches), "", 0)
     return str(folder)
 
 
-def at(batch: pa.RecordBatch, moment: dt.datetime | None) -> pa.RecordBatch:
+def at(batch, moment):
     """Return the rows with another time."""
     place = LEDGER_SCHEMA.get_field_index("at")
     times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field(place).type)
     return batch.set_column(place, LEDGER_SCHEMA.field(place), times)
 
 
-def at_second(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
+def at_second(batch, second):
     """Return the rows with the time of a second of the night."""
     return at(batch, START + dt.timedelta(seconds=second))
 
 
-def night(folder: Path | str) -> str:
+def night(folder):
     """Make the ledger of a night: three brokers, two topics, and an epoch each 10 s for an hour.
 
     After half an hour broker-b is killed, leaves the route and does not come back: 300 rows of 6
     keys wait for it. Brokers refuse 4 rows, and 2 of them are dropped. broker-c has slow minutes.
     """
     rng = Random(7)
-    rows: list[pa.RecordBatch] = []
+    rows = []
     waiting = 0
     for epoch in range(EPOCHS):
         begin = START + dt.timedelta(seconds=EPOCH_S * epoch)
@@ -118,8 +116,7 @@ def night(folder: Path | str) -> str:
             rows.append(at(refused, end))
             dead += 1
             if epoch < 22:
-                settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
-                done = resolution_rows(settled, context(query_id="by hand"))
+                done = resolved(refused, "dropped")
                 rows.append(at(done, end + dt.timedelta(minutes=20)))
         rows.append(send_rows(sent, ctx, requests=list(range(1, len(sent) + 1))))
         rows.append(at(accounts(ctx, acked=acked, dead=dead, unknown=unknown), end))

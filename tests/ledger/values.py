@@ -1,14 +1,15 @@
 """The values that the ledger's tests share."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyarrow import fs
 
-from rocket_sink.errors import Outcome
+from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.append.table import ensure_table
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import (
@@ -16,6 +17,7 @@ from rocket_sink.ledger.records import (
     confirmed_row,
     dead_letter_rows,
     epoch_row,
+    resolution_rows,
     send_rows,
 )
 from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -23,8 +25,8 @@ from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.engine.attempt import AttemptRecord
 
 
-def context(**changes: Any) -> RunContext:
-    values: dict[str, Any] = {
+def context(**changes):
+    values = {
         "query_id": "query", "run_id": "run-1", "epoch": 0, "partition": 0, "stage_id": 1,
         "task_attempt_id": 10, "attempt_number": 0, "worker": "host:1",
         "lane": "foreach",
@@ -32,8 +34,8 @@ def context(**changes: Any) -> RunContext:
     return RunContext(**{**values, **changes})
 
 
-def attempt(**changes: Any) -> AttemptRecord:
-    values: dict[str, Any] = {
+def attempt(**changes):
+    values = {
         "attempt": 1, "topic": "t", "broker_name": "broker-a", "broker_address": "10.0.0.1:10911",
         "queue_id": 3, "queue_offset": 42, "started_ms": 1_700_000_000_123, "queue_wait_ms": 0.5,
         "connect_ms": 0.0, "rtt_ms": 1.25, "message_count": 7, "body_bytes": 700,
@@ -42,23 +44,27 @@ def attempt(**changes: Any) -> AttemptRecord:
     return AttemptRecord(**{**values, **changes})
 
 
-def sends(ctx: RunContext, count: int = 1, **changes: Any) -> pa.RecordBatch:
+def sends(ctx, count=1, **changes):
     return send_rows([attempt(queue_offset=i, **changes) for i in range(count)], ctx)
 
 
-def accounts(
-    ctx: RunContext, *, complete: bool = True, first_error: str = "", **counts: int
-) -> pa.RecordBatch:
-    values: dict[str, Any] = {"rows_in": sum(counts.values()), **counts, "first_error": first_error}
+def accounts(ctx, *, complete=True, first_error="", **counts):
+    values = {"rows_in": sum(counts.values()), **counts, "first_error": first_error}
     return epoch_row(values, ctx, complete=complete, duration_ms=1.0)
 
 
-def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordBatch:
+def letter(ctx, body=b"body", **columns):
     values = {"body": pa.array([body]), "topic": "t", "reason": "transport", **columns}
     return dead_letter_rows(values, ctx)[0]
 
 
-def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.RecordBatch:
+def resolved(letter, way):
+    """Return the row of a resolution by hand."""
+    values = {"letter_id": letter["letter_id"], "resolution": way}
+    return resolution_rows(values, context(query_id="by hand"))
+
+
+def confirmed(ctx, rows, *, rows_in=None):
     driver = context(
         query_id=ctx.query_id, run_id=ctx.run_id, epoch=ctx.epoch, partition=None, stage_id=None,
         task_attempt_id=None, attempt_number=None,
@@ -66,7 +72,7 @@ def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.R
     return confirmed_row(driver, num_input_rows=rows, rows_in=rows_in)
 
 
-def write_manifest(root: Path, files: list[str], **changes: Any) -> Path:
+def write_manifest(root, files, **changes):
     """Write the manifest of a fold that has begun, and return its path."""
     values = {"ledger_id": "gone", "number": 7, "files": files, "bytes": 1, "rows": 2}
     values |= {"token": "t", "table_version": 0, **changes}
@@ -76,21 +82,38 @@ def write_manifest(root: Path, files: list[str], **changes: Any) -> Path:
     return path
 
 
-def write_spool(place: Any, ctx: RunContext, *rows: pa.RecordBatch) -> str | None:
+@contextlib.contextmanager
+def refusal(path, match):
+    """Expect a LedgerError of this text that names the path."""
+    with pytest.raises(LedgerError, match=match) as caught:
+        yield
+    assert caught.value.path == str(path)
+
+
+def forge(root, path, kind="send", size=900):
+    """Write a commit by hand, like anybody who may write to the ledger's folder."""
+    add = {"path": path, "partitionValues": {"kind": kind}, "size": size, "modificationTime": 0,
+           "dataChange": True}  # fmt: skip
+    log = Path(root, "_delta_log")
+    number = len(list(log.glob("*.json")))
+    (log / f"{number:020}.json").write_text(json.dumps({"add": add}))
+
+
+def write_spool(place, ctx, *rows):
     """Write the rows of a task as a sealed spool file; return its path."""
     writer = SpoolWriter(place, ctx)
     writer.append(*rows)
     return writer.seal()
 
 
-def spool_rows(*paths: Path) -> list[dict[str, Any]]:
+def spool_rows(*paths):
     """Return the rows of spool files, as a fold takes them in."""
     files = fs.LocalFileSystem()
     batches = (batch for path in paths for batch in read_batches(str(path), files))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def session(*runs: str, is_stopped: bool = False) -> Any:
+def session(*runs, is_stopped=False):
     """Return the stand-in of a session with these running queries: delta-rs and DuckDB write and
     read its ledgers without Java."""
     queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
@@ -106,20 +129,20 @@ def session(*runs: str, is_stopped: bool = False) -> Any:
 class _Frame:
     """The stand-in of a frame of numbers, whose `mapInArrow` runs in this process."""
 
-    def __init__(self, *bounds: int) -> None:
+    def __init__(self, *bounds):
         self._rows = pa.RecordBatch.from_pydict({"id": list(range(*bounds[:3]))})
 
-    def mapInArrow(self, make: Any, ddl: str) -> Any:
+    def mapInArrow(self, make, ddl):
         """Return an object whose `collect` makes the rows, as Spark's lazy frame does."""
 
-        def collect() -> list[SimpleNamespace]:
+        def collect():
             batches = make(iter([self._rows]))
             return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
 
         return SimpleNamespace(collect=collect)
 
 
-def leave_to_spark(spark: Any, root: Path | str) -> None:
+def leave_to_spark(spark, root):
     """Make a table that only Spark's Delta may commit to, as after somebody's ALTER TABLE."""
     ensure_table(spark, resolve_path(root))
     feature = "'delta.enableDeletionVectors' = 'true'"

@@ -15,26 +15,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 from tests.hosts import tables
 from tests.stores import cases, contend, elsewhere, epochs
-from tests.stores.cases import Findings, World
+from tests.stores.cases import World
 from tests.stores.server import S3Server
 from tests.stores.session import hadoop_version, s3_session, sdk_version
 
-ROOT: Final = Path(__file__).parents[2]
-RESULTS: Final = ROOT / "conf" / "object-stores.json"
-PAGE: Final = ROOT / "docs" / "deploy" / "object-stores.md"
-BEGIN: Final = "<!-- tried: made by `python -m tests.stores` -->"
-END: Final = "<!-- /tried -->"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "conf" / "object-stores.json"
+PAGE = ROOT / "docs" / "deploy" / "object-stores.md"
+BEGIN = "<!-- tried: made by `python -m tests.stores` -->"
+END = "<!-- /tried -->"
 
 
 @dataclass(frozen=True)
 class Case:
     """A play and its row on the page."""
 
-    play: Callable[[World], Findings]
+    play: Callable
     title: str
     promise: str
     short: bool = False
@@ -44,7 +43,7 @@ class Case:
         return self.play.__name__
 
 
-CASES: Final = (
+CASES = (
     Case(cases.lanes, "all lanes write to one ledger",
          "each row arrives once, accounts add up", short=True),
     Case(cases.readers, "Spark, delta-rs with DuckDB, report, commands read it",
@@ -79,7 +78,7 @@ CASES: Final = (
         )
     ),
 )  # fmt: skip
-_BASE: Final = ("readers", "letters", "maintenance")
+_BASE = ("readers", "letters", "maintenance")
 """The cases that need the ledger of `lanes`."""
 
 

@@ -10,8 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import contextmanager, suppress
 from unittest import mock
 
 import deltalake
@@ -27,23 +26,17 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
-from tests.killed import Killed, kill_at
+from tests.killed import FOLD_STEPS, Killed, kill_at
 from tests.ledger.values import accounts, context, letter, sends, write_spool
 from tests.run_command import run_command
 from tests.stores.server import SECRET
-from tests.stores.session import settings
+from tests.stores.session import packages, settings
 
-ROWS: Final = 200
-BAD: Final = 10
+ROWS = 200
+BAD = 10
 """One row in ten has no body: it becomes a dead letter."""
-PATIENT: Final = {
-    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000,
-}  # fmt: skip
-STEPS: Final = (
-    ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),
-    ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
-)  # fmt: skip
-SHORT_STEPS: Final = (("append", 1), ("appended", 1), ("delete", 2))
+PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}
+SHORT_STEPS = (("append", 1), ("appended", 1), ("delete", 2))
 
 
 class World:
@@ -72,6 +65,10 @@ class World:
         """Return the keys that the store lists below a ledger, without the ledger's own name."""
         return stored_keys(self.server.client(), self.bucket, name, under)
 
+    def command(self, *words, uri=""):
+        """Run a command on the ledger, in this process and session; return what it wrote."""
+        return run_command(*words, "-l", uri or self.uri, "--json", spark=self.spark)
+
     def close(self):
         self.cluster.close()
 
@@ -92,15 +89,11 @@ def stored_keys(client, bucket, name, under=""):
     return keys
 
 
-Findings = tuple[dict[str, Any], list[str]]
-"""Figures, and the promises that were broken."""
-
-
 class Judge:
     """Gathers the promises that were broken."""
 
     def __init__(self):
-        self.broken: list[str] = []
+        self.broken = []
 
     def same(self, what, actual, expected):
         if actual != expected:
@@ -128,7 +121,7 @@ def lanes(world):
         "sharding_key": [f"s{number % 7}" for number in range(ROWS)],
     })  # fmt: skip
     pq.write_table(rows, source / "rows.parquet")
-    judge, figures = Judge(), dict[str, Any]()
+    judge, figures = Judge(), {}
     wanted = sorted(body.encode() for body in _bodies() if body)
     for lane in LANES:
         options = {**world.options, "topic": f"t-{lane.name}", "foldIntervalMs": 3_600_000}
@@ -174,14 +167,13 @@ def readers(world):
     }  # fmt: skip
     with quick_locks():
         report = ledger.report(spark)
-        shown = run_command("ledger", "show", "epochs", "-l", world.uri, "--json", spark=spark)
+        shown = world.command("ledger", "show", "epochs")
         judge.same("`ledger show`", (shown.code, len(shown.lines())), (0, views["epochs"]))
-        command = run_command("report", "-l", world.uri, "--json", spark=spark)
+        command = world.command("report")
         judge.same("`report`", command.code in (0, 1) and bool(command.out), True)
     judge.same("report's unfolded epochs", report.unfolded_epochs, 0)
-    judge.same(
-        "secrets in texts", SECRET in f"{shown.out}{shown.err}{command.out}{command.err}", False
-    )
+    texts = f"{shown.out}{shown.err}{command.out}{command.err}"
+    judge.same("secrets in texts", SECRET in texts, False)
     return {"rows": sum(by_spark.values()), **views}, judge.broken
 
 
@@ -201,30 +193,20 @@ def _letters(world, spark, judge, ledger):
         resolve_path(world.uri), ctx, letter(ctx, b"sent later", topic="later"),
         accounts(ctx, dead=1),
     )  # fmt: skip
-    parked = run_command(
-        "ledger", "park", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "no body",
-        "--json", spark=spark,
-    )  # fmt: skip
+    others = ("--where", "topic <> 'later'", "--reason", "no body")
+    parked = world.command("ledger", "park", *others)
     judge.same("`ledger park`", parked.code, 0)
     judge.same("pending when parked", ledger.dead_letters(spark).count(), 1)
-    sent = run_command(
-        "backfill", "-l", world.uri, "-n", world.cluster.name_server, "--json", spark=spark
-    )
+    sent = world.command("backfill", "-n", world.cluster.name_server)
     judge.same("`backfill`", sent.code, 0)
     bodies = [message.body for message in world.cluster.messages("later")]
     judge.same("what the backfill sent", bodies, [b"sent later"])
     ledger.sync(spark)
     judge.same("pending after the backfill", ledger.dead_letters(spark).count(), 0)
-    back = run_command(
-        "ledger", "unpark", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "again",
-        "--json", spark=spark,
-    )  # fmt: skip
+    back = world.command("ledger", "unpark", *others)
     judge.same("`ledger unpark`", back.code, 0)
     judge.same("pending after unparking", ledger.dead_letters(spark).count(), before)
-    again = run_command(
-        "backfill", "-l", world.uri, "-n", world.cluster.name_server, "--json", "--dry-run",
-        spark=spark,
-    )  # fmt: skip
+    again = world.command("backfill", "-n", world.cluster.name_server, "--dry-run")
     judge.same("`backfill --dry-run`", again.code, 0)
     judge.same("sent twice", len(world.cluster.messages("later")), 1)
     return {"parked": before, "sent": len(bodies)}, judge.broken
@@ -238,11 +220,8 @@ def maintenance(world):
     spool(place, 7000)
     removed = ledger.optimize(spark)["files_removed"]
     judge.same("files compacted", removed > 1, True)
-    try:
+    with suppress(LedgerError):
         ledger.vacuum(spark, retain_hours=0)
-    except LedgerError:
-        pass
-    else:
         judge.broken.append("a vacuum of 0 hours was not refused")
     setting = "spark.databricks.delta.retentionDurationCheck.enabled"
     spark.conf.set(setting, "false")
@@ -272,18 +251,14 @@ def removals(world):
             )  # fmt: skip
             fold(spark, place)
         before = _counted(world, name)
-        expire = (
-            "ledger", "expire", "-l", uri, "--older-than", "0s", "--kind", "send", "--json",
-        )  # fmt: skip
-        expired = run_command(*expire, spark=spark)
+        old_sends = ("--older-than", "0s", "--kind", "send")
+        expired = world.command("ledger", "expire", *old_sends, uri=uri)
         judge.same("`ledger expire`", expired.code, 0)
         kept = before["send"] - expired.json()["rows"]["send"]
         judge.same("sends of the last two epochs", kept, 4)
         judge.same("sends by Spark's Delta", _counted(world, name)["send"], kept)
-        erased = run_command(
-            "ledger", "erase", "-l", uri, "--where", "sharding_key = 'N14228'", "--reason",
-            "request", "--json", spark=spark,
-        )  # fmt: skip
+        of_key = ("--where", "sharding_key = 'N14228'", "--reason", "request")
+        erased = world.command("ledger", "erase", *of_key, uri=uri)
         judge.same("`ledger erase`", erased.code, 0)
         judge.same("letters erased", erased.json()["letters"], 2)
         judge.same("objects with the key", _holding(world, name, "N14228"), [])
@@ -295,7 +270,7 @@ def removals(world):
     return {"expired": before["send"] - kept, "erased": 2}, judge.broken
 
 
-_STAY: Final = ("dead_letter", "epoch")
+_STAY = ("dead_letter", "epoch")
 
 
 def _holding(world, name, text):
@@ -324,18 +299,16 @@ def kills(world):
     spark, judge = world.spark, Judge()
     name = "killed"
     place = resolve_path(world.at(name))
-    expected: Counter[int] = Counter()
-    steps = SHORT_STEPS if world.short else STEPS
+    expected = Counter()
+    steps = SHORT_STEPS if world.short else FOLD_STEPS
     with quick_locks():
         for number, (step, times) in enumerate(steps):
             first = 100 * number
             spool(place, first)
             spool(place, first + 1, rows=3)
-            try:
+            with suppress(Killed):
                 fold(spark, place, on_step=kill_at(step, times))
                 judge.broken.append(f"no fold died at {step}")
-            except Killed:
-                pass
             spool(place, first + 2, rows=1)  # The query goes on meanwhile.
             summary = fold(spark, place)
             expected += Counter({first: 2, first + 1: 3, first + 2: 1})
@@ -361,8 +334,6 @@ def timed(play, world):
 
 def command_line(world):
     """Users start the commands: only the flags say where the store is."""
-    from tests.stores.session import packages
-
     judge = Judge()
     name = "commands"
     place = resolve_path(world.at(name))

@@ -8,7 +8,6 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from typing import Any, Final
 
 import deltalake
 import pyarrow as pa
@@ -22,9 +21,9 @@ from tests.ledger.values import context, sends
 from tests.stores.cases import Judge, stored_keys
 from tests.stores.drivers import Work, together
 
-TIMES: Final = 8
+TIMES = 8
 """The appends of each driver."""
-_WARNING: Final = "only this driver may append"
+_WARNING = "only this driver may append"
 
 
 def _contended(world, name, works, *, lost_answers=0):
@@ -41,7 +40,7 @@ def _contended(world, name, works, *, lost_answers=0):
     table = deltalake.DeltaTable(uri, storage_options=world.server.storage_options)
     rows = table.to_pyarrow_dataset().to_table(columns=["partition"])["partition"].to_pylist()
     stored = Counter(rows)
-    wanted: Counter[int] = Counter()
+    wanted = Counter()
     for result in results:
         wanted.update({int(number): count for number, count in result["written"].items()})
     judge = Judge()
@@ -72,7 +71,7 @@ def conditions(world):
 
     Nothing is settled if the store denies the first look.
     """
-    judge, figures = Judge(), dict[str, Any]()
+    judge, figures = Judge(), {}
     for keeps in (True, False):
         bucket = f"{world.bucket}-{'with' if keeps else 'without'}"
         world.server.make_bucket(bucket)

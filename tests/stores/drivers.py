@@ -11,12 +11,21 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+import deltalake
+import pyarrow as pa
+
+from rocket_sink import Ledger
+from rocket_sink.ledger.driver.fold import fold
+from rocket_sink.ledger.path import resolve_path
+from tests.integration import lanes
+from tests.ledger.values import context, sends
 from tests.stores.cases import spool
 from tests.stores.server import s3_options
+from tests.stores.session import s3_session
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Driver:
 
 def together(works):
     """Run drivers that begin at once; return what each wrote and which errors it had."""
-    drivers: list[Driver] = []
+    drivers = []
     try:
         # Start one driver after the other: a JVM's start takes all of a small machine.
         for work in works:
@@ -93,7 +102,7 @@ def main(work):
     write = turn(work)
     print("ready", flush=True)
     sys.stdin.readline()
-    written: Counter[int] = Counter()
+    written = Counter()
     errors = []
     for number in range(work.first, work.first + work.times):
         try:
@@ -103,17 +112,8 @@ def main(work):
     print(json.dumps({"written": dict(written), "errors": errors}), flush=True)
 
 
-def _session(work):
-    from tests.stores.session import s3_session
-
-    return s3_session(work.endpoint)
-
-
 def _append(work):
-    from rocket_sink import Ledger
-    from tests.ledger.values import context, sends
-
-    spark = _session(work)
+    spark = s3_session(work.endpoint)
     ledger = Ledger(work.uri)
     ledger.rows(spark).count()
 
@@ -125,10 +125,7 @@ def _append(work):
 
 
 def _fold(work):
-    from rocket_sink.ledger.driver.fold import fold
-    from rocket_sink.ledger.path import resolve_path
-
-    spark = _session(work)
+    spark = s3_session(work.endpoint)
     place = resolve_path(work.uri)
 
     def write(number):
@@ -140,11 +137,6 @@ def _fold(work):
 
 
 def _delta_rs(work):
-    import deltalake
-    import pyarrow as pa
-
-    from tests.ledger.values import context, sends
-
     options = s3_options(work.endpoint)
 
     def write(number):
@@ -156,9 +148,7 @@ def _delta_rs(work):
 
 
 def _lane(work):
-    from tests.integration import lanes
-
-    spark = _session(work)
+    spark = s3_session(work.endpoint)
     source, checkpoint = Path(work.folder, "source"), Path(work.folder, "checkpoint")
     [run] = [lane.run for lane in lanes.LANES if lane.name == work.kind]
 

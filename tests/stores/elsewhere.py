@@ -10,7 +10,6 @@ import json
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
 
 import deltalake
 
@@ -31,9 +30,9 @@ from tests.stores.contend import TIMES
 from tests.stores.emulators import AzureServer, GoogleServer, HdfsServer
 from tests.stores.server import AZURE_HOST, AZURE_KEY
 
-_SERVERS: Final = {"azure": AzureServer, "google": GoogleServer, "hdfs": HdfsServer}
-_BUCKET: Final = "bucket"
-_PER_COMMIT: Final = 3
+_SERVERS = {"azure": AzureServer, "google": GoogleServer, "hdfs": HdfsServer}
+_BUCKET = "bucket"
+_PER_COMMIT = 3
 
 
 def azure(world):
@@ -134,7 +133,7 @@ def main(name):
     if name not in _SERVERS:
         figures = _files(resolve_path(name), judge)
     else:
-        server: Any = _SERVERS[name]()
+        server = _SERVERS[name]()
         try:
             server.make_bucket(_BUCKET)
             uri = server.uri(_BUCKET, "ledger")

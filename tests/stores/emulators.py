@@ -15,10 +15,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlencode
 
 import pyspark
@@ -34,10 +32,10 @@ from tests.producer.waiting import until
 from tests.stores.server import AZURE_ACCOUNT, AZURE_HOST, HEADERS, Requests, StoreServer
 from tests.stores.session import hadoop_version
 
-AZURITE: Final = "azurite@3.35.0"
-FAKE_GCS: Final = "github.com/fsouza/fake-gcs-server@v1.56.1"
-PYDOOP: Final = "pydoop==2.0.0"
-_CACHE: Final = user_cache_path("rocket-sink") / "stores"
+AZURITE = "azurite@3.35.0"
+FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
+PYDOOP = "pydoop==2.0.0"
+_CACHE = user_cache_path("rocket-sink") / "stores"
 
 
 class AzureServer(StoreServer):
@@ -152,10 +150,6 @@ class HdfsServer:
         self._folder.cleanup()
 
 
-Request = Callable[[dict[str, Any]], tuple[str, str]]
-Answer = Callable[[dict[str, Any], bytes], tuple[bytes, dict[str, str]]]
-
-
 def _forward(port, request, answer):
     """Return an application that passes requests to an emulator.
 
@@ -188,7 +182,7 @@ def _forward(port, request, answer):
     return application
 
 
-_OF_A_HOP: Final = (
+_OF_A_HOP = (
     "transfer-encoding", "content-length", "connection", "keep-alive", "expect",
 )  # fmt: skip
 

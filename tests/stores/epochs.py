@@ -5,7 +5,6 @@ driver's notes. Spark folds.
 """
 
 from collections import Counter
-from typing import Final
 
 from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import EpochStarts, begin_commit, begin_epoch, end_commit
@@ -14,12 +13,12 @@ from rocket_sink.ledger.query.pending_keys import PendingKeys
 from tests.ledger.values import accounts, confirmed, context, sends, write_spool
 from tests.stores.cases import Judge, quick_locks
 
-TASKS: Final = 2
-PER_FOLD: Final = 25
-SHORT_EPOCHS: Final = 300
-LONG_EPOCHS: Final = 10_000
-FEW: Final = 100
-_LATER: Final = 1.5
+TASKS = 2
+PER_FOLD = 25
+SHORT_EPOCHS = 300
+LONG_EPOCHS = 10_000
+FEW = 100
+_LATER = 1.5
 """The factor by which a fold after many epochs may cost more requests than one after few. A listing
 of more objects has more pages, and every tenth commit writes a checkpoint."""
 
@@ -29,8 +28,8 @@ def many_epochs(world):
     count = SHORT_EPOCHS if world.short else world.epochs
     place = resolve_path(world.at("many"))
     judge = Judge()
-    costs: list[int] = []
-    few: dict[str, int] = {}
+    costs = []
+    few = {}
     with quick_locks():
         for epoch in range(count):
             _epoch(place, epoch)

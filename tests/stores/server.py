@@ -6,10 +6,8 @@ both at once, so the server lets one write through at a time.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
 from urllib.parse import unquote
 
 from moto.moto_server.werkzeug_app import (
@@ -19,26 +17,24 @@ from moto.moto_server.werkzeug_app import (
 )
 from werkzeug.serving import make_server
 
-KEY: Final = "key-of-the-test"
-SECRET: Final = "secret-of-the-test"
-REGION: Final = "us-east-1"
-AZURE_ACCOUNT: Final = "devstoreaccount1"
-AZURE_HOST: Final = f"{AZURE_ACCOUNT}.dfs.core.windows.net"
-AZURE_KEY: Final = (
+KEY = "key-of-the-test"
+SECRET = "secret-of-the-test"
+REGION = "us-east-1"
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_HOST = f"{AZURE_ACCOUNT}.dfs.core.windows.net"
+AZURE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
 """The account and key that Azurite has for everybody."""
-_HOLD_S: Final = 5.0
+_HOLD_S = 5.0
 """The longest wait for the other writer of a commit."""
 
-HEADERS: Final = "tests.headers"
+HEADERS = "tests.headers"
 """Key of WSGI's environment: the request's headers."""
-_LOST: Final = "500 Internal Server Error"
+_LOST = "500 Internal Server Error"
 
-_CONDITIONS: Final = {"HTTP_IF_NONE_MATCH": "*", "HTTP_X_GOOG_IF_GENERATION_MATCH": "0"}
+_CONDITIONS = {"HTTP_IF_NONE_MATCH": "*", "HTTP_X_GOOG_IF_GENERATION_MATCH": "0"}
 """Headers of a write that must not overwrite: of S3 and Azure, and of Google."""
-
-Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 @dataclass
@@ -66,7 +62,7 @@ class StoreServer:
         self._store = store
         self._write = threading.Lock()
         self._guard = threading.Lock()
-        self._spans: list[Requests] = []
+        self._spans = []
         self._together = _Together()
         self._to_lose = 0
         self._then_fails = self._fails = False
@@ -117,7 +113,7 @@ class StoreServer:
         if not self.conditional:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         is_commit = method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
-        status: list[str] = []
+        status = []
         if self._fails:
             start(self._status, [("Content-Length", "0")])
             return []
@@ -193,7 +189,7 @@ class _Together:
 
     def __init__(self):
         self._changed = threading.Condition()
-        self._waiting: Counter[str] = Counter()
+        self._waiting = Counter()
         self._times = 0
 
     def allow(self, times):

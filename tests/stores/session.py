@@ -7,7 +7,6 @@ of the same SDK, some megabytes together; Spark has the Netty that they need.
 import os
 import re
 from pathlib import Path
-from typing import Final
 
 import pyspark
 
@@ -15,11 +14,11 @@ from rocket_sink.spark.session import build_session
 from tests.jvms import SMALL_PLANS
 from tests.stores.server import KEY, REGION, SECRET
 
-_SDK: Final = {"3.4.1": "2.24.6", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
+_SDK = {"3.4.1": "2.24.6", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
 """The version of Amazon's SDK with which each hadoop-aws was built."""
-_MODULES: Final = ("s3", "s3-transfer-manager", "sts", "netty-nio-client")
-_EXCLUDED: Final = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
-_CREDENTIALS: Final = "AWS_"
+_MODULES = ("s3", "s3-transfer-manager", "sts", "netty-nio-client")
+_EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
+_CREDENTIALS = "AWS_"
 
 
 def hadoop_version():

@@ -5,7 +5,6 @@ The long form is a command: `python -m tests.stores`.
 
 import contextlib
 import json
-from typing import Any
 
 import pytest
 from pyarrow.fs import S3FileSystem
@@ -82,7 +81,7 @@ def test_a_spool_file_is_written_and_read_by_one_request_each():
 
 
 def test_the_page_is_made_from_the_last_run():
-    results: dict[str, Any] = json.loads(command.RESULTS.read_text())
+    results = json.loads(command.RESULTS.read_text())
     generated = command.table(results)
     assert command.page_with(command.PAGE.read_text(), generated) == command.PAGE.read_text()
     assert not [case["name"] for case in results["cases"] if case["broken"]]
