@@ -98,10 +98,9 @@ LONGEST = (
     "producer/conformance/test_real_modes.py", "producer/conformance/test_bodies.py",
     "integration/test_accounts.py", "ledger/test_making.py",
     "producer/conformance/test_texts.py", "producer/conformance/test_guarded.py",
-    "producer/conformance/test_acl.py", "ledger/test_table_order.py",
+    "producer/conformance/test_acl.py",
     "integration/test_spark_only.py", "integration/test_executors.py",
     "commands/test_hostile_text.py", "spark/test_effectively_once.py", "ledger/test_spool.py",
-    "ledger/test_spool_damage.py",
 )  # fmt: skip
 """The slowest files, slowest first: if one began last, a single worker would run it alone."""
 _NEEDS = ("cluster", "spark")

@@ -1,4 +1,5 @@
-"""The claim of a backfill: a ledger has one at a time, and tasks stop when they lose it."""
+"""The claim of a backfill: a ledger has one at a time, and tasks stop when they lose it. What was
+settled since is read from the log, and compared with the view of the table."""
 
 import subprocess
 import sys
@@ -7,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck, settled_since
+from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.transport.files import sealed_files
+from tests.ledger.views import view_rows
+
+from .values import accounts, context, session, write_spool
+
+SPARK = session()
 
 _HOLD = """
 import sys, time
@@ -32,7 +40,6 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place):
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD, place.root], stdout=subprocess.PIPE, text=True
     ) as holder:
-        assert holder.stdout is not None
         check_of_holder = ClaimCheck(
             place, holder.stdout.readline().strip(), clock=iter(range(9)).__next__
         )
@@ -57,7 +64,7 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place):
     [(OSError("full"), LedgerError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
 def test_a_claim_whose_token_was_not_written_is_free_again(place, monkeypatch, error, expected):
-    def write(self: NoteStore, *of: object) -> None:
+    def write(self, *of):
         raise error
 
     with monkeypatch.context() as patch:
@@ -82,3 +89,31 @@ def test_the_look_is_not_repeated_within_a_second(place):
     with pytest.raises(LedgerError, match=f"cannot read {note}: ") as unread:
         check()
     assert lost.value.path == unread.value.path == str(note)
+
+
+def test_letters_that_were_settled_since(tmp_path):
+    ledger, place, ctx = Ledger(tmp_path / "l l"), resolve_path(tmp_path / "l l"), context()
+
+    def resolve(way, *letters):
+        ledger.append(SPARK, resolution_rows({"letter_id": [*letters], "resolution": way}, ctx))
+
+    ledger.create(SPARK)
+    resolve("parked", "before")
+    version = ledger.version(SPARK)
+    assert settled_since(place, version) == set()
+    resolve("parked", "a", "b", "c")
+    resolve("unparked", "b", "before")
+    resolve("resent", "c", "d")
+    resolve("unparked", "c")
+    ledger.append(SPARK, accounts(ctx, acked=1))
+    write_spool(
+        ledger.path, ctx, resolution_rows({"letter_id": ["folded"], "resolution": "dropped"}, ctx)
+    )
+    ledger.sync(SPARK)
+    expected = {"a", "c", "d", "folded"}
+    assert settled_since(place, version) == expected
+    rows = view_rows(ledger.path, "SELECT letter_id FROM settled")
+    assert {row.letter_id for row in rows} == expected
+    assert ledger.optimize(SPARK) == {"files_added": 1, "files_removed": 6}
+    assert settled_since(place, version) == expected
+    assert settled_since(place, ledger.version(SPARK)) == set()

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -19,14 +18,16 @@ from rocket_sink import RocketSink
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import appender, delta_rs
 from rocket_sink.ledger.append import table as table_module
+from rocket_sink.ledger.append.table import check_not_ahead
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun
 from rocket_sink.testing import Delay, FakeCluster
 
 from . import values
+from .night import store
 from .values import context, sends
 
 COMMITS = 12
@@ -38,37 +39,29 @@ HINT = "_last_checkpoint"
 def whole(tmp_path_factory):
     """Return a ledger whose log has a checkpoint and later commits."""
     folder = tmp_path_factory.mktemp("whole")
-    place = resolve_path(folder)
-    schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
-    delta_rs.create_table(place, schema, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
     for epoch in range(COMMITS):
-        table = delta_rs.open_table(place)
-        assert table is not None
-        files = write_data_files(place, [sends(context(epoch=epoch), 1)])
-        delta_rs.commit(place, table, files, "query", epoch)
-        table.update_incremental()
-        if f"{table.version():020}" in CHECKPOINT:
-            table.create_checkpoint()
+        store(folder, [sends(context(epoch=epoch), 1)])
+    DeltaTable(folder, version=10).create_checkpoint()
     assert (folder / LOG_FOLDER / CHECKPOINT).exists()
     return folder
 
 
-def cut(log: Path) -> None:
+def cut(log):
     os.truncate(log / CHECKPOINT, 200)
 
 
-def empty(log: Path) -> None:
+def empty(log):
     os.truncate(log / CHECKPOINT, 0)
 
 
-def flip(log: Path) -> None:
+def flip(log):
     data = bytearray((log / CHECKPOINT).read_bytes())
     middle = len(data) // 2
     data[middle : middle + 40] = bytes(byte ^ 0xFF for byte in data[middle : middle + 40])
     (log / CHECKPOINT).write_bytes(data)
 
 
-def name_another(log: Path) -> None:
+def name_another(log):
     hint = json.loads((log / HINT).read_text())
     (log / HINT).write_text(json.dumps({**hint, "version": 11}))
 
@@ -93,6 +86,24 @@ def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(whole, tmp_pat
     with pytest.raises(LedgerError, match="from a backup") as caught:
         delta_rs.open_table(resolve_path(ledger))
     assert "Delete" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])
+def test_a_damaged_delta_log_is_one_clear_error(whole, tmp_path, damage):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    ledger, driver = Ledger(tmp_path), values.session()
+    newest = max((tmp_path / LOG_FOLDER).glob("*.json"))
+    if damage == "missing":
+        (newest.parent / f"{COMMITS - 1:020}.json").unlink()
+    else:
+        data = newest.read_bytes()
+        newest.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\0" * 99)
+    for use, *arguments in (
+        (ledger.create,), (ledger.rows,), (ledger.epochs,), (ledger.optimize,),
+        (ledger.append, sends(context(), 1)), (check_not_ahead, resolve_path(tmp_path), "query", 0),
+    ):  # fmt: skip
+        with values.refusal(ledger.uri, "backup"):
+            use(driver, *arguments)
 
 
 @pytest.mark.spark
@@ -120,7 +131,6 @@ def test_no_commit_begins_the_log_of_a_deleted_ledger(whole, tmp_path):
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     place = resolve_path(ledger)
     table = delta_rs.open_table(place)
-    assert table is not None
     shutil.rmtree(ledger)
     (ledger / LOG_FOLDER).mkdir(parents=True)
     files = write_data_files(place, [sends(context(), 1)])
@@ -136,7 +146,7 @@ def test_a_ledger_that_was_deleted_between_epochs(spark, tmp_path, monkeypatch):
     with FakeCluster(brokers=1) as cluster:
         options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
 
-        def write(sink: RocketSink, epoch: int) -> int:
+        def write(sink, epoch):
             frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
             sink.write_batch(frame, epoch)
             return len(cluster.messages("t"))
@@ -169,7 +179,7 @@ def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
         for epoch in range(2):
             sink.write_batch(frame, epoch)
 
-        def delete() -> None:
+        def delete():
             while not cluster.messages("t")[20:]:
                 time.sleep(0.01)
             shutil.rmtree(ledger)
@@ -192,7 +202,7 @@ def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path, monkeypa
     monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
     place, session = resolve_path(tmp_path / "of_the_server"), SimpleNamespace()
     made = MagicMock()
-    appender._BySpark(session, place, "", 0, "", 0, is_held=False).save(made)  # type: ignore[arg-type]
+    appender._BySpark(session, place, "", 0, "", 0, is_held=False).save(made)
     made.write.format.assert_called_once_with("delta")
 
 

@@ -1,33 +1,37 @@
-"""Notes of begun work: by drivers, and by task attempts of runs that follow each other."""
+"""Notes of begun work: by drivers, by task attempts of runs that follow each other, and by the
+queries that an `appId` names."""
 
+import functools
 import itertools
-from pathlib import Path
+import shutil
 
 import pytest
 
-from rocket_sink.errors import CheckpointError
+from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.epoch_starts import (
     EpochStarts,
     begin_epoch,
     begin_named_write,
     begin_write,
+    claim_app_id,
     end_named_write,
     end_write,
+    query_of,
+    unrecorded_epoch,
 )
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
 
 
-def test_an_epoch_that_was_begun_before_is_known(tmp_path):
-    place = resolve_path(tmp_path)
+def test_an_epoch_that_was_begun_before_is_known(place):
     had_begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
     assert had_begun == [False, False, True, True, False]
     assert not begin_epoch(place, "another", 0)
 
 
-def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path):
-    place = resolve_path(tmp_path)
+def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path, place):
     begin_epoch(place, "q", 5)
     (tmp_path / "_notes" / "epochs" / "q-q.json").write_text("{")
     assert not begin_epoch(place, "q", 5)
@@ -35,8 +39,7 @@ def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path):
     assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0)
 
 
-def test_a_write_that_did_not_end_is_known(tmp_path):
-    place = resolve_path(tmp_path)
+def test_a_write_that_did_not_end_is_known(place):
     previous = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
     end_write(place, "a")
@@ -44,8 +47,7 @@ def test_a_write_that_did_not_end_is_known(tmp_path):
     assert previous == [("4", False), ("3", True)]
 
 
-def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path):
-    place = resolve_path(tmp_path)
+def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path, place):
     begin_write(place, "a", "1")
     (tmp_path / "_notes" / "writes" / "q-a.json").write_text('{"at_ms": 1}')
     assert begin_write(place, "a", "2") == ("2", True)
@@ -54,11 +56,11 @@ def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_pat
 class Run:
     """A run of the query `q` with task attempts, each minutes after the one before."""
 
-    def __init__(self, ledger: Path, run: str) -> None:
+    def __init__(self, ledger, run):
         self._place = resolve_path(ledger)
         self._ctx = RunContext("q", run, 7, 0, worker="w:1")
 
-    def begin(self) -> EpochStarts:
+    def begin(self):
         starts = EpochStarts(self._place, self._ctx, clock=itertools.count(1.0, 60.0).__next__)
         starts.begin({"t": frozenset("a")})
         return starts
@@ -90,10 +92,9 @@ def test_it_looks_once_a_second(tmp_path):
             starts.check()
 
 
-def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_path):
-    place = resolve_path(tmp_path)
+def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
 
-    def begin(partition: int, stage_id: int, task: int) -> bool:
+    def begin(partition, stage_id, task):
         ctx = RunContext("q", "r", 7, partition, stage_id, task_attempt_id=task, worker="w:1")
         return EpochStarts(place, ctx).begin({"t": frozenset("a")}) is not None
 
@@ -118,3 +119,80 @@ def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):
         assert begin_named_write(options, "three")[1]
         end_named_write(resolve_path(tmp_path), options, second, is_done=True)
     assert begin_named_write(options.with_(appId=""), "one") == ("one", False)
+
+
+def test_an_app_id_names_the_query_that_had_it_first(tmp_path, place):
+    for _ in range(2):
+        claim_app_id.cache_clear()
+        claim_app_id(place, "jobs/a", "q1")
+    claim_app_id(place, "another", "q2")
+    claim_app_id(resolve_path(tmp_path / "ledger"), "jobs/a", "q2")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"names the streaming query q1, and this .* q2"):
+            claim_app_id(place, "jobs/a", "q2")
+
+
+def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path):
+    start = functools.partial(unrecorded_epoch, resolve_path(tmp_path))
+    assert start("new", "run 1", "x", "") == ""
+    assert start("new", "run 2", "x", "4") == ""
+    # The first start of a copy may be refused before it sends, so later starts know the epoch too.
+    assert [start("copy", run, "x", epoch) for run, epoch in enumerate("779")] == ["7"] * 3
+    (tmp_path / "_notes" / "queries" / "q-new=7Eways.json").write_text("{")
+    assert start("new", "run 3", "x", "4") == "4"
+
+
+def test_a_way_that_the_last_run_did_not_take_is_new(tmp_path):
+    """A run with another `appId` may have sent rows of the pending epoch in between."""
+    start = functools.partial(unrecorded_epoch, resolve_path(tmp_path), "q")
+    starts = [("1", "x", ""), ("2", "y", "5"), ("3", "x", "5"), ("4", "x", "5"), ("5", "x", "6")]
+    assert [start(*each) for each in starts] == ["", "5", "5", "5", "5"]
+    # A run with two sinks has two ways.
+    starts = [(run, way, "6") for run in "678" for way in "xz"]
+    assert [start(*each) for each in starts] == ["5", "6"] * 3
+
+
+def test_a_note_that_says_nothing_is_no_leave(tmp_path):
+    claim_app_id(resolve_path(tmp_path), "a", "q1")
+    (tmp_path / "_notes" / "queries" / "q-a.json").write_text("{")
+    with pytest.raises(LedgerError, match=r"queries/q-a\.json"):
+        claim_app_id(resolve_path(tmp_path), "a", "q2")
+
+
+NAMES = [
+    "jobs/a", "jobs-a", "jobs_a", "jobs a", "jobs=2Fa", "订单", "物流", 40 * "订", 40 * "订" + "a",
+]  # fmt: skip
+
+
+def test_each_name_has_notes_of_its_own(place):
+    for number, name in enumerate(NAMES):
+        claim_app_id(place, name, f"q{number}")
+        assert begin_write(place, name, f"w{number}") == (f"w{number}", False)
+        assert not begin_epoch(place, name, number)
+    for number, name in enumerate(NAMES):
+        assert query_of(place, name) == f"q{number}"
+        assert begin_write(place, name, "again") == (f"w{number}", True)
+        assert begin_epoch(place, name, number)
+
+
+def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path, place):
+    """The file system of a Mac has one file for `Jobs` and `jobs`."""
+    begin_write(place, "Jobs", "w")
+    begin_epoch(place, "Jobs", 5)
+    claim_app_id(place, "Jobs", "q")
+    for kind in ("writes", "epochs", "queries"):
+        (tmp_path / "_notes" / kind / "q-Jobs.json").rename(
+            tmp_path / "_notes" / kind / "q-jobs.json"
+        )
+    assert query_of(place, "jobs") is None
+    for call in (begin_write, begin_epoch, claim_app_id):
+        with pytest.raises(CheckpointError, match="notes of 'Jobs' are in the files of 'jobs'"):
+            call(place, "jobs", 5 if call is begin_epoch else "q")
+
+
+def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path):
+    place = resolve_path(tmp_path / "ledger")
+    for name in ("first", "second"):
+        claim_app_id(place, "a", "q1", LedgerToken(place.uri, name, spools=True))
+        assert query_of(place, "a") == "q1"
+        shutil.rmtree(place.root)

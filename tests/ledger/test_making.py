@@ -1,26 +1,30 @@
-"""The making of the table by several queries at once, and with a damaged log.
-
-delta-rs judges the contents of the table.
+"""The making of the table by several queries at once, and its newest version, which a process keeps
+and brings up to date while a second writer commits, deletes or remakes the table.
 """
 
 import contextlib
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append import table as table_module
-from rocket_sink.ledger.append.delta_rs import create_table
-from rocket_sink.ledger.append.table import check_not_ahead
+from rocket_sink.ledger.append.delta_rs import commit, create_table, last_version
+from rocket_sink.ledger.append.delta_rs import newest_for_readers as newest
+from rocket_sink.ledger.append.table import PROPERTIES, is_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.transport.data_files import write_data_files
 
 from .values import context, sends, session
 
@@ -30,17 +34,17 @@ ROUNDS = 3
 WRITERS = 4
 
 
-def check_made(path: Path, rows: int) -> None:
+def check_made(path, rows):
     table = DeltaTable(path)
     assert table.metadata().configuration[VERSION_PROPERTY] == str(SCHEMA_VERSION)
     assert table.to_pyarrow_dataset().count_rows() == rows
 
 
-def at_once(count: int, work: Any) -> None:
+def at_once(count, work):
     """Run `work` in threads that start together. Raise the error of a thread that failed."""
     start = threading.Barrier(count)
 
-    def run(_: int) -> None:
+    def run(_):
         start.wait(60)
         work()
 
@@ -71,7 +75,7 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
     for number in range(ROUNDS):
         path, ids = tmp_path / str(number), set[str]()
 
-        def work(path: Path = path, ids: set[str] = ids) -> None:
+        def work(path=path, ids=ids):
             ledger = Ledger(path)
             ids.add(ledger.create(driver))
             ledger.append(driver, sends(context(), 2))
@@ -126,34 +130,95 @@ def test_delta_rs_makes_the_table_that_sparks_delta_would_make(spark, tmp_path, 
     assert [f.metadata for f in frames[0].schema] == [f.metadata for f in frames[1].schema]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return a ledger with more than two commits."""
-    folder = tmp_path_factory.mktemp("whole")
-    for _ in range(2):
-        Ledger(folder).append(SPARK, sends(context(), 2))
-    return folder
+CLASSIC = SimpleNamespace(_jsparkSession=1)
+"""A session of which nothing may be asked."""
 
 
-@pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])
-def test_a_damaged_delta_log_is_one_clear_error(whole, tmp_path, damage):
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    ledger = Ledger(tmp_path)
-    log = tmp_path / "_delta_log"
-    newest, first = max(log.glob("*.json")), min(log.glob("*.json"))
-    if damage == "missing":
-        first.unlink()
-    else:
-        data = newest.read_bytes()
-        newest.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\0" * 99)
-    for use in (
-        lambda: ledger.create(SPARK),
-        lambda: ledger.rows(SPARK),
-        lambda: ledger.epochs(SPARK),
-        lambda: ledger.optimize(SPARK),
-        lambda: ledger.append(SPARK, sends(context(), 1)),
-        lambda: check_not_ahead(SPARK, resolve_path(tmp_path), "query", 0),
-    ):
-        with pytest.raises(LedgerError, match="backup") as caught:
-            use()
-        assert caught.value.path == resolve_path(tmp_path).uri
+def make(place, commits):
+    schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
+    assert create_table(place, schema, PROPERTIES)
+    for number in range(commits):
+        append(place, number)
+
+
+def append(place, number):
+    table = delta_rs.open_table(place)
+    commit(place, table, write_data_files(place, [sends(context())]), "fold", number)
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = resolve_path(tmp_path / "ledger")
+    make(place, 3)
+    return place
+
+
+def number_of(place):
+    table = newest(place)
+    return last_version(place, table, "fold")
+
+
+@pytest.mark.parametrize("moment", ["opened", "updated"])
+def test_a_commit_while_the_table_is_opened_is_not_missed(place, monkeypatch, moment):
+    """Let another writer commit just before the last commit of the table is looked up."""
+    look = delta_rs._last_commit
+    if moment == "updated":
+        assert number_of(place) == 2
+
+    def look_late(*arguments):
+        monkeypatch.setattr(delta_rs, "_last_commit", look)
+        append(place, 3)
+        return look(*arguments)
+
+    monkeypatch.setattr(delta_rs, "_last_commit", look_late)
+    newest(place)
+    for number in range(3, 6):
+        assert number_of(place) == number
+        append(place, number + 1)
+
+
+@pytest.mark.parametrize("commits", [0, 3, 9])
+def test_a_table_that_was_made_anew_is_another_one(place, commits):
+    """The new log may be shorter than the old one, as long, or longer."""
+    assert number_of(place) == 2
+    shutil.rmtree(place.root)
+    assert newest(place) is None
+    make(place, commits)
+    table = newest(place)
+    assert table is not None and table.version() == commits
+    assert table.metadata().id == DeltaTable(place.root).metadata().id
+    shutil.rmtree(place.root)
+    make(place, 12)
+    assert number_of(place) == 11
+
+
+def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place):
+    from deltalake import TableFeatures
+
+    assert newest(place) is not None
+    table = DeltaTable(place.root)
+    table.alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
+    assert newest(place) is None and delta_rs.open_table(place) is None
+    assert is_table(CLASSIC, place), "its log says so, without a question to Spark's Delta"
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "is_plain"), [(1, 1, True), (1, 2, True), (1, 3, False), (2, 2, False)]
+)
+def test_other_versions_of_deltas_protocol_are_sparks(place, reader, writer, is_plain):
+    """From version 3 on, writers check constraints; from a reader's 2 on, columns are renamed."""
+    log = Path(place.root, "_delta_log", f"{4:020}.json")
+    protocol = {"minReaderVersion": reader, "minWriterVersion": writer}
+    log.write_text(json.dumps({"protocol": protocol}))
+    assert (delta_rs.open_table(place) is not None) == is_plain
+
+
+def test_a_table_that_is_being_made_is_no_damaged_one(tmp_path):
+    """A reader may come between the folder of the log and its first commit."""
+    place = resolve_path(tmp_path / "ledger")
+    (tmp_path / "ledger" / "_delta_log").mkdir(parents=True)
+    assert newest(place) is None and not is_table(CLASSIC, place)
+    assert open_quick(place.root) is None
+    (tmp_path / "ledger" / "kind=send").mkdir()
+    with pytest.raises(LedgerError, match="no commit"):
+        open_quick(place.root)

@@ -20,7 +20,7 @@ ROUNDS = 20
 def test_writers_at_once_never_show_half_a_file(tmp_path, replace):
     start, files = threading.Barrier(WRITERS), plain_files(str(tmp_path))
 
-    def write(writer: int) -> list[tuple[bool, bytes]]:
+    def write(writer):
         writes = []
         for number in range(ROUNDS):
             path = tmp_path / f"{number}.json"
@@ -48,7 +48,7 @@ def test_writers_on_a_store_without_conditions_agree(tmp_path, monkeypatch):
     monkeypatch.setattr(notes_module, "_SETTLE_S", 4.0)
     both_have_looked, plain = threading.Barrier(2), NoteStore._put
 
-    def put(store: NoteStore, path: str, data: bytes, **more: bool) -> bool:
+    def put(store, path, data, **more):
         if "claims" in path:
             both_have_looked.wait(timeout=60)
             time.sleep(1.0 if b"late" in data else 0.0)
@@ -56,7 +56,7 @@ def test_writers_on_a_store_without_conditions_agree(tmp_path, monkeypatch):
 
     monkeypatch.setattr(NoteStore, "_put", put)
 
-    def write(text: str) -> tuple[bool, str]:
+    def write(text):
         store = NoteStore(place, "queues")
         agreed, is_own = store.agree("t", text)
         assert store.read("t") == agreed
@@ -65,6 +65,27 @@ def test_writers_on_a_store_without_conditions_agree(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as threads:
         results = set(threads.map(write, ("early", "late")))
     assert results == {(False, "late"), (True, "late")}
+
+
+def test_a_note_that_a_writer_meets_while_it_is_removed(tmp_path, monkeypatch):
+    """A claim without its note would let the writer restore the removed note."""
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
+    store = NoteStore(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False), "queues")
+    store.agree("t", "old")
+    files = store._files
+
+    class Stopping:
+        def __getattr__(self, name):
+            return getattr(files, name)
+
+        def delete_file(self, path):
+            files.delete_file(path)
+            store._files = files
+            assert store.agree("t", "new") == ("old", False)
+
+    store._files = Stopping()
+    store.remove("t")
+    assert store.agree("t", "new") == ("new", True)
 
 
 def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_path, monkeypatch):
@@ -80,7 +101,7 @@ def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_p
     class Files:
         get_file_info = staticmethod(store._files.get_file_info)
 
-        def delete_file(self, path: str) -> None:
+        def delete_file(self, path):
             raise OSError("[Errno 5] HDFS delete failed")
 
     store._files = Files()
