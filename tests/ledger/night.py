@@ -16,7 +16,7 @@ from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PRO
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.routing.fault import Isolation
 
-from .values import accounts, attempt, confirmed, context, letter, resolved
+from .values import accounts, attempt, confirmed, context, failure, letter, resolved
 
 QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
 START = dt.datetime(2026, 3, 1, 13, 45, tzinfo=dt.timezone.utc)
@@ -78,17 +78,14 @@ def night(folder):
             }  # fmt: skip
             if name == "broker-b" and begin >= KILLED:
                 if epoch == 180:
-                    sent.append(attempt(**common, rtt_ms=14.0, outcome=Outcome.UNKNOWN,
-                        response_code=None, error_code="CONNECTION_LOST",
-                        remark="10.0.0.2:10911 closed the connection"))  # fmt: skip
+                    sent.append(failure("CONNECTION_LOST", **common, outcome=Outcome.UNKNOWN,
+                        rtt_ms=14.0, remark="10.0.0.2:10911 closed the connection"))  # fmt: skip
                 elif epoch < 184:
-                    sent.append(attempt(**common, rtt_ms=2.0, outcome=Outcome.NOT_SENT,
-                        response_code=None, error_code="CONNECT", attempt=2,
+                    sent.append(failure("CONNECT", **common, rtt_ms=2.0, attempt=2,
                         remark="cannot connect to 10.0.0.2:10911: ECONNREFUSED"))  # fmt: skip
                 elif epoch < 190:
                     common |= {"wire_bytes": 0, "queue_wait_ms": 60_000.0}
-                    sent.append(attempt(**common, rtt_ms=0.0, outcome=Outcome.NOT_SENT,
-                        response_code=None, error_code="INVALID_QUEUE", attempt=44,
+                    sent.append(failure("INVALID_QUEUE", **common, rtt_ms=0.0, attempt=44,
                         remark="42 attempts from 3 on: its queue is not in the route"))  # fmt: skip
                 continue
             sent.append(attempt(**common, rtt_ms=rtt))

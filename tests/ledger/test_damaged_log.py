@@ -24,7 +24,8 @@ from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.context import StreamRun
-from rocket_sink.testing import Delay, FakeCluster
+from rocket_sink.testing import Delay
+from tests.clusters import scripted_cluster
 
 from . import values
 from .night import store
@@ -106,24 +107,39 @@ def test_a_damaged_delta_log_is_one_clear_error(whole, tmp_path, damage):
             use(driver, *arguments)
 
 
+cluster = scripted_cluster(1, t=4)
+
+
+@pytest.fixture
+def options(cluster, tmp_path):
+    """Return the options of a sink."""
+    ledger = str(tmp_path / "ledger")
+    return {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger, "appId": "nightly"}
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.range(0, 10, 1, 1).selectExpr("CAST(id AS STRING) AS body")
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("reader", ["delta-rs", "Spark's Delta"])
-def test_nothing_is_sent_with_a_damaged_log(spark, whole, tmp_path, monkeypatch, reader):
+def test_nothing_is_sent_with_a_damaged_log(
+    whole, tmp_path, monkeypatch, cluster, options, frame, reader
+):
     if reader != "delta-rs":  # as in stores that delta-rs does not know, and on Spark Connect
         monkeypatch.setattr(table_module, "open_table", lambda *_, **__: None)
     ledger = shutil.copytree(whole, tmp_path / "ledger")
-    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
-    with FakeCluster(brokers=1) as cluster:
-        sink = RocketSink(nameServer=cluster.name_server, topic="t", ledger=str(ledger))
-        flip(ledger / LOG_FOLDER)
-        with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
-            sink.write(frame)
-        with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
-            RocketSink(sink.options.with_(appId="nightly")).write_batch(frame, 0)
-        assert not cluster.messages("t")
-        for name in (HINT, CHECKPOINT):
-            (ledger / LOG_FOLDER / name).unlink()
-        assert sink.write(frame).acked == len(cluster.messages("t")) == 10
+    flip(ledger / LOG_FOLDER)
+    sink = RocketSink(**{**options, "appId": ""})
+    with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
+        sink.write(frame)
+    with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
+        RocketSink(**options).write_batch(frame, 0)
+    assert not cluster.messages("t")
+    for name in (HINT, CHECKPOINT):
+        (ledger / LOG_FOLDER / name).unlink()
+    assert sink.write(frame).acked == len(cluster.messages("t")) == 10
 
 
 def test_no_commit_begins_the_log_of_a_deleted_ledger(whole, tmp_path):
@@ -140,59 +156,47 @@ def test_no_commit_begins_the_log_of_a_deleted_ledger(whole, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_ledger_that_was_deleted_between_epochs(spark, tmp_path, monkeypatch):
+def test_a_ledger_that_was_deleted_between_epochs(tmp_path, monkeypatch, cluster, options, frame):
     ledger, runs = tmp_path / "ledger", ["run-1"]
     monkeypatch.setattr(foreach_batch, "run_of", lambda df: StreamRun("query", runs[-1]))
-    with FakeCluster(brokers=1) as cluster:
-        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
-
-        def write(sink, epoch):
-            frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
-            sink.write_batch(frame, epoch)
-            return len(cluster.messages("t"))
-
-        sink = RocketSink(appId="nightly", **options)
-        assert write(sink, 0) == 10
-        shutil.rmtree(ledger)
-        with pytest.raises(LedgerError, match="was deleted while a query wrote to it"):
-            write(sink, 1)
-        assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
-        # A new start makes a new ledger.
-        runs.append("run-2")
-        assert write(RocketSink(appId="nightly", **options), 1) == 20
+    sink = RocketSink(**options)
+    sink.write_batch(frame, 0)
+    shutil.rmtree(ledger)
+    with pytest.raises(LedgerError, match="was deleted while a query wrote to it"):
+        sink.write_batch(frame, 1)
+    assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
+    # A new start makes a new ledger.
+    runs.append("run-2")
+    RocketSink(**options).write_batch(frame, 1)
+    assert len(cluster.messages("t")) == 20
     assert DeltaTable(ledger).metadata().partition_columns == ["kind"]
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("store", ["folders", "objects"])
 def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
-    spark, tmp_path, monkeypatch, store
+    tmp_path, monkeypatch, cluster, options, frame, store
 ):
     """No commit stays that no reader could make a table of, and a new start makes a new ledger."""
     monkeypatch.setattr(table_module, "open_table", lambda *_, **__: None)
-    ledger = tmp_path / "ledger"
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("t")
-        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
-        frame = spark.range(0, 10, 1, 1).selectExpr("CAST(id AS STRING) AS body")
-        sink = RocketSink(appId="nightly", **options)
-        for epoch in range(2):
-            sink.write_batch(frame, epoch)
+    ledger, sink = tmp_path / "ledger", RocketSink(**options)
+    for epoch in range(2):
+        sink.write_batch(frame, epoch)
 
-        def delete():
-            while not cluster.messages("t")[20:]:
-                time.sleep(0.01)
-            shutil.rmtree(ledger)
-            if store == "objects":  # where no folder is needed for a file in it
-                (ledger / LOG_FOLDER).mkdir(parents=True)
+    def delete():
+        while not cluster.messages("t")[20:]:
+            time.sleep(0.01)
+        shutil.rmtree(ledger)
+        if store == "objects":  # where no folder is needed for a file in it
+            (ledger / LOG_FOLDER).mkdir(parents=True)
 
-        # The answer comes when the ledger is gone.
-        cluster.brokers[0].on_send(Delay(3_000))
-        threading.Thread(target=delete, daemon=True).start()
-        with pytest.raises(LedgerError, match="was deleted while a query wrote to it; rows"):
-            sink.write_batch(frame, 2)
-        assert not list(ledger.glob(f"{LOG_FOLDER}/*"))
-        RocketSink(appId="nightly", **options).write_batch(frame, 2)
+    # The answer comes when the ledger is gone.
+    cluster.brokers[0].on_send(Delay(3_000))
+    threading.Thread(target=delete, daemon=True).start()
+    with pytest.raises(LedgerError, match="was deleted while a query wrote to it; rows"):
+        sink.write_batch(frame, 2)
+    assert not list(ledger.glob(f"{LOG_FOLDER}/*"))
+    RocketSink(**options).write_batch(frame, 2)
     table = DeltaTable(ledger)
     assert table.metadata().partition_columns == ["kind"] and table.version() > 0
 

@@ -1,15 +1,12 @@
 """A ledger's views by delta-rs and DuckDB; `test_report.py` compares them with Spark's views."""
 
 import contextlib
-import json
 import os
 import stat
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import duckdb
 import pyarrow as pa
@@ -25,7 +22,7 @@ from rocket_sink.ledger.views import rows_of
 from tests.ledger.views import quick_ledger
 
 from .night import store
-from .values import accounts, context, letter, session
+from .values import accounts, context, forge, letter, session
 
 
 def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path):
@@ -90,7 +87,7 @@ def test_a_query_that_is_wrong_is_no_damage(tmp_path):
     with pytest.raises(duckdb.Error, match="nonsense"):
         quick.query("SELECT nonsense FROM epochs")
 
-    def fail(_: str) -> NoReturn:
+    def fail(_):
         raise error
 
     quick._session, quick._files = SimpleNamespace(sql=fail), {}
@@ -141,7 +138,7 @@ def test_who_reads_a_ledger_on_a_store(tmp_path, monkeypatch, size, is_classic, 
     monkeypatch.setattr(duckdb_reader, "read_table", lambda *_: frame)
     monkeypatch.setattr(duckdb_reader, "reader", lambda *_: "Spark")
     monkeypatch.setattr(duckdb_reader, "find_spec", lambda _: has_duckdb or None)
-    query: Any = duckdb_reader.reader_of(session(), place)
+    query = duckdb_reader.reader_of(session(), place)
     if reads == "DuckDB":
         assert query("SELECT count(*) AS n FROM epochs").to_pylist() == [{"n": 0}]
     else:
@@ -156,24 +153,13 @@ def test_who_reads_a_ledger_on_a_store(tmp_path, monkeypatch, size, is_classic, 
         assert counts == [[{"n": 1}], [{"n": 0}]]
 
 
-def append_by_hand(ledger: Path, path: str, kind: str) -> None:
-    """Write a commit by hand, like anybody who may write to the ledger's folder."""
-    add: dict[str, Any] = {
-        "path": path, "partitionValues": {"kind": kind}, "size": 900, "modificationTime": 0,
-        "dataChange": True,
-    }  # fmt: skip
-    log = ledger / "_delta_log"
-    number = len(list(log.glob("*.json")))
-    (log / f"{number:020}.json").write_text(json.dumps({"add": add}))
-
-
 def test_sql_in_a_partition_value_runs_nothing(tmp_path):
     """Planted SQL could write any file, such as a `.pth` file of the reader, and read any file."""
     ledger, target = tmp_path / "ledger", tmp_path / "written.pth"
     path = store(ledger, [accounts(context(), acked=1)])
     (file,) = ledger.glob("kind=epoch/*.parquet")
     kind = f"zz' AS kind; COPY (SELECT 'import os') TO '{target}'; --"
-    append_by_hand(ledger, f"kind=epoch/{file.name}", kind)
+    forge(ledger, f"kind=epoch/{file.name}", kind)
     with pytest.raises(LedgerError, match="no rocket-sink wrote"):
         open_quick(path)
     assert not target.exists()
@@ -190,7 +176,7 @@ def test_files_outside_the_ledger_are_not_read(tmp_path, way):
         "uri": file.as_uri(), "glob": "kind=epoch/*.parquet", "list": "kind=epoch/{a,b}.parquet",
         "hidden": ".other/x.parquet",
     }[way]  # fmt: skip
-    append_by_hand(tmp_path / "ledger", name, "epoch")
+    forge(tmp_path / "ledger", name, "epoch")
     with pytest.raises(LedgerError, match="no rocket-sink wrote"):
         open_quick(path)
 
@@ -216,9 +202,8 @@ def test_folders_behind_links_are_not_read(tmp_path, folder):
         open_quick(path)
     (tmp_path / "ledger" / folder).unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "ledger" / folder)
-    (tmp_path / "link").symlink_to(
-        tmp_path / "ledger"
-    )  # The user's own path to the ledger has a link.
+    # The user's own path to the ledger has a link.
+    (tmp_path / "link").symlink_to(tmp_path / "ledger")
     assert quick_ledger(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
 
 

@@ -1,15 +1,15 @@
 """Who may commit to a ledger on a store: what its answers to a second write of an object prove."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from py4j import java_gateway
 from py4j.protocol import Py4JJavaError
 
-from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import exclusive
 from rocket_sink.ledger.path import resolve_path
+
+from .values import refusal
 
 PLACE = resolve_path("s3a://bucket/ledger")
 LOG_STORE = "spark.delta.logStore."
@@ -18,7 +18,7 @@ LOG_STORE = "spark.delta.logStore."
 class JavaError(Py4JJavaError):
     """An error of the session's file system; `is_io`: it is one of I/O."""
 
-    def __init__(self, text: str, *, is_io: bool = True) -> None:
+    def __init__(self, text, *, is_io=True):
         Exception.__init__(self, text)
         self.java_exception = SimpleNamespace(toString=lambda: text, is_io=is_io)
 
@@ -35,14 +35,8 @@ class Store:
     """The stand-in of a session with Java: its file system gives these answers to writes, `None` if
     it makes the object. The attributes record what it was asked for."""
 
-    def __init__(self, *answers: Exception | None, **settings: str) -> None:
-        self.answers, self.options, self.pauses_s = (
-            [*answers],
-            set[tuple[Any, ...]](),
-            list[float](),
-        )
-        self.made: list[str] = []
-        self.deleted: list[str] = []
+    def __init__(self, *answers, **settings):
+        self.answers, self.options, self.made, self.deleted = [*answers], set(), [], []
         hadoop = SimpleNamespace(get=settings.get)
         state = SimpleNamespace(newHadoopConf=lambda: hadoop)
         self._jsparkSession = SimpleNamespace(sessionState=lambda: state)
@@ -53,24 +47,24 @@ class Store:
         self.conf = SimpleNamespace(get=settings.get)
         self.sparkContext = SimpleNamespace(_gateway=self, applicationId=str(id(self)))
 
-    def createFile(self, path: Any) -> Any:
+    def createFile(self, path):
         self.made.append(path.uri)
         return self
 
-    def overwrite(self, *value: Any) -> Any:
+    def overwrite(self, *value):
         self.options.add(value)
         return self
 
     must = overwrite
 
-    def build(self) -> Any:
+    def build(self):
         return self
 
-    def close(self) -> None:
+    def close(self):
         if answer := self.answers.pop(0):
             raise answer
 
-    def delete(self, path: Any, recursive: bool) -> None:
+    def delete(self, path, recursive):
         assert not recursive
         self.deleted.append(path.uri)
         raise OSError("the rights to delete are missing")
@@ -79,7 +73,7 @@ class Store:
 @pytest.fixture(autouse=True)
 def pauses_s(monkeypatch):
     """Let no test wait; return the pauses."""
-    pauses: list[float] = []
+    pauses = []
     # Threads of other tests may sleep, so replace `time` in this module only.
     monkeypatch.setattr(exclusive, "time", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(java_gateway, "is_instance_of", lambda gateway, error, name: error.is_io)
@@ -98,7 +92,7 @@ def pauses_s(monkeypatch):
 )
 def test_a_store_is_exclusive_if_it_refuses_a_second_write(answers, refuses, pauses, pauses_s):
     """Ask again after I/O errors, which say nothing about conditions."""
-    store: Any = Store(*answers)
+    store = Store(*answers)
     assert exclusive.store_refuses(store, PLACE) == refuses
     assert pauses_s == [1.0, 2.0][:pauses]
     assert store.options == {(True,), ("fs.option.create.conditional.overwrite", True)}
@@ -107,10 +101,10 @@ def test_a_store_is_exclusive_if_it_refuses_a_second_write(answers, refuses, pau
 
 
 def test_a_store_that_goes_on_denying_ends_the_write(pauses_s):
-    store: Any = Store(*[AWAY] * 4)
-    with pytest.raises(LedgerError, match=r"403\. Nothing was sent; try again") as caught:
+    store = Store(*[AWAY] * 4)
+    with refusal(PLACE.uri, r"403\. Nothing was sent; try again"):
         exclusive.store_refuses(store, PLACE)
-    assert caught.value.path == PLACE.uri and pauses_s == [1.0, 2.0, 4.0]
+    assert pauses_s == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +124,7 @@ def test_a_store_that_goes_on_denying_ends_the_write(pauses_s):
 )
 def test_settings_decide_before_the_store_is_asked(uri, settings, refuses, warns, caplog):
     """Warn once of a second driver where it could overwrite commits of Spark's Delta."""
-    store: Any = Store(None, EXISTS[0], **settings)
+    store = Store(None, EXISTS[0], **settings)
     place = resolve_path(uri)
     assert exclusive.store_refuses(store, place) == refuses
     assert bool(store.made) == (refuses and place == PLACE)

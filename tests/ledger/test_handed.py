@@ -6,10 +6,8 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,36 +23,33 @@ from rocket_sink.ledger.transport import accumulator, handed
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.transport.spool import SpoolWriter
-from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
+from rocket_sink.ledger.transport.stream import BatchWriter
 from rocket_sink.ledger.transport.transport import RowsForCaller, transport_of
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 
-from .values import accounts, context, letter, sends, session
+from .values import accounts, context, letter, sends, session, spool_rows
 
 
-def kept(place: LedgerPath) -> list[dict[str, Any]]:
+def kept(place):
     files = sealed_files(place, place.filesystem())
-    batches = [b for info in files for b in read_batches(info.path, place.filesystem())]
-    return [row for batch in batches for row in batch.to_pylist()]
+    return spool_rows(*(Path(file.path) for file in files))
 
 
-def rows_of(*batches: pa.RecordBatch) -> HandedRows:
+def rows_of(*batches):
     memory = RowsInMemory(context())
     for batch in batches:
         memory.append(batch)
     rows = memory.finish()
-    assert rows is not None
     return pickle.loads(pickle.dumps(rows))
 
 
-def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path):
+def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path, place):
     ctx = context()
     batches = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
-    place = resolve_path(tmp_path)
     spool_handed(place, [rows_of(*batches)])
     assert kept(place) == [row for batch in batches for row in batch.to_pylist()]
     [file] = sealed_files(place, place.filesystem())
@@ -75,31 +70,29 @@ def test_too_many_fail_the_task_with_what_to_do(monkeypatch):
         memory.append(letter(context(), bytes(1 << 19)))
 
 
-def test_changed_bytes_are_refused(tmp_path):
+def test_changed_bytes_are_refused(place):
     rows = rows_of(letter(context(), b"x" * 1000))
     at = rows.stream.index(b"x" * 1000)
     changed = rows.stream[:at] + b"y" + rows.stream[at + 1 :]
-    place = resolve_path(tmp_path)
     with pytest.raises(DamagedSpoolError):
         spool_handed(place, [rows, HandedRows(rows.ctx, changed)])
     assert kept(place) == []
 
 
 @pytest.mark.parametrize("step", ["write", "seal"])
-def test_rows_that_cannot_all_be_written_are_written_once(tmp_path, monkeypatch, step):
+def test_rows_that_cannot_all_be_written_are_written_once(tmp_path, monkeypatch, step, place):
     """Let the disk be full at the second task's rows, or at the end; then Spark aborts."""
     handed = [rows_of(accounts(context(partition=n), acked=5)) for n in range(3)]
-    place = resolve_path(tmp_path)
     copied = list[bytes]()
     copy = BatchWriter.copy
 
-    def copy_until_full(self: BatchWriter, content: bytes) -> None:
+    def copy_until_full(self, content):
         copied.append(content)
         if step == "write" and len(copied) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         copy(self, content)
 
-    def sync_nothing(descriptor: int) -> None:
+    def sync_nothing(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
@@ -142,10 +135,8 @@ def test_foreach_rows_wait_for_no_store(absent_store, caplog):
     """Do not wait for the store: the thread that takes the rows ends the tasks of all jobs."""
     place = resolve_path(absent_store)
     assert len(place.spools) == 2
-    remaining = accumulator._RowsOnDriver(place).addInPlace(
-        [], [rows_of(sends(context())), rows_of(letter(context()))]
-    )
-    assert remaining == []
+    rows = [rows_of(sends(context())), rows_of(letter(context()))]
+    assert accumulator._RowsOnDriver(place).addInPlace([], rows) == []
     assert [row["kind"] for row in kept(place.driver_folder)] == ["send", "dead_letter"]
     assert caplog.records == [], "the store was not asked"
 
@@ -156,7 +147,7 @@ def test_rows_of_foreach_that_no_spool_takes_wait_for_the_next_task(
 ):
     errors = [LedgerError("full")] * failures
 
-    def spool(*args: Any, **more: Any) -> None:
+    def spool(*args, **more):
         if errors:
             raise errors.pop()
         spool_handed(*args, **more)
@@ -179,15 +170,15 @@ class NoAnswer:
 
     type_name = "s3"
 
-    def __init__(self, stored: str) -> None:
+    def __init__(self, stored):
         self._stored = stored
         self._files = fs.LocalFileSystem()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._files, name)
 
     @contextlib.contextmanager
-    def open_output_stream(self, path: str) -> Iterator[Any]:
+    def open_output_stream(self, path):
         with self._files.open_output_stream(path) as out:
             yield out
         if self._stored == "nothing":
@@ -205,9 +196,8 @@ def test_rows_whose_upload_has_no_answer_are_in_one_spool(tmp_path, monkeypatch,
     monkeypatch.setattr(LedgerPath, "filesystem", lambda p: real(p) if p.is_local else store)
     Path(place.spool).mkdir(parents=True)
     spool_handed(place, [rows_of(sends(context(), 2))])
-    assert [len(kept(spool)) for spool in place.spools] == (
-        [2, 0] if stored == "all rows" else [0, 2]
-    )
+    expected = [2, 0] if stored == "all rows" else [0, 2]
+    assert [len(kept(spool)) for spool in place.spools] == expected
 
 
 @pytest.mark.parametrize(
@@ -226,16 +216,15 @@ def test_tasks_hand_over_if_they_must_or_reach_no_store(options, may):
 
 
 def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(absent_store, caplog):
-    schema = pa.schema([("body", pa.string())])
-    batch = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(20)]}, schema)
+    batch = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(20)]})
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t")
         options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", ledger=absent_store)
         token = LedgerToken(absent_store, "token", spools=True)
 
-        def run(given: SinkOptions, **more: Any) -> TaskRunner:
+        def run(given, **more):
             runner = TaskRunner(given, context(), token=token, **more)
-            runner.feed(batch, plan(schema, given))
+            runner.feed(batch, resolve_columns(batch.schema, given))
             runner.finish()
             return runner
 
@@ -263,7 +252,7 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(absent_store,
 def test_where_an_attempts_rows_go(tmp_path, monkeypatch):
     ctx, rows = context(), list[pa.RecordBatch]()
     parse, folder = SinkOptions.parse, {"nameServer": "-:1", "ledger": str(tmp_path)}
-    seen: Any = SimpleNamespace(check=lambda: None)
+    seen = SimpleNamespace(check=lambda: None)
     by_store = LedgerPath("s3a://b/k", str(tmp_path), is_local=True)
     monkeypatch.setattr("rocket_sink.ledger.transport.spool.resolve_path", lambda _: by_store)
     for options, emit, token, kind in (
@@ -309,14 +298,10 @@ def test_a_local_folder_that_is_another_one_is_never_gone_around(tmp_path):
     options = SinkOptions.parse(nameServer="127.0.0.1:1", topic="t", ledger=str(tmp_path))
     token = LedgerToken(resolve_path(tmp_path).uri, "absent", spools=True)
     runner = TaskRunner(options, context(), token=token, hands_over=True)
-    schema = pa.schema([("body", pa.string())])
+    batch = pa.RecordBatch.from_pydict({"body": ["1"]})
     with pytest.raises(LedgerError, match="not the one that the driver sees"):
-        runner.feed(pa.RecordBatch.from_pydict({"body": ["1"]}, schema), plan(schema, options))
+        runner.feed(batch, resolve_columns(batch.schema, options))
     runner.abort()
-
-
-def plan(schema: pa.Schema, options: SinkOptions) -> ColumnPlan:
-    return resolve_columns(schema, options)
 
 
 @pytest.mark.parametrize(

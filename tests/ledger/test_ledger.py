@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from rocket_sink.errors import CheckpointError, LedgerError, Outcome
 from rocket_sink.ledger.append import table
@@ -202,6 +202,16 @@ def test_no_ledger_is_a_clear_error(tmp_path):
         with refusal(nowhere.uri, "there is no ledger"):
             read(SPARK)
     assert nowhere.sync(SPARK).folds == 0
+
+
+def test_a_foreign_table_is_no_ledger(tmp_path):
+    write_deltalake(tmp_path / "t", pa.table({"id": [0]}))
+    driver = session()
+    driver.read = MagicMock()
+    driver.read.format.return_value.load.return_value.columns = ["id"]
+    for use in (Ledger.sends, Ledger.create):
+        with pytest.raises(LedgerError, match="not a ledger"):
+            use(Ledger(tmp_path / "t"), driver)
 
 
 @pytest.mark.parametrize("version", ["99", "0"])

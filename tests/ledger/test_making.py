@@ -23,7 +23,7 @@ from rocket_sink.ledger.append.table import PROPERTIES, is_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 
 from .values import context, sends, session
@@ -135,8 +135,7 @@ CLASSIC = SimpleNamespace(_jsparkSession=1)
 
 
 def make(place, commits):
-    schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
-    assert create_table(place, schema, PROPERTIES)
+    assert create_table(place, LEDGER_SCHEMA, PROPERTIES)
     for number in range(commits):
         append(place, number)
 
@@ -154,8 +153,7 @@ def place(tmp_path):
 
 
 def number_of(place):
-    table = newest(place)
-    return last_version(place, table, "fold")
+    return last_version(place, newest(place), "fold")
 
 
 @pytest.mark.parametrize("moment", ["opened", "updated"])

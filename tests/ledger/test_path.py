@@ -2,16 +2,11 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import check_encoding, path_part, resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
-
-from .night import store
-from .values import accounts, context
 
 NAMES = [
     "a b", "a#b", "a#c", "a?b", "50%", "hour=12%3A00", "%41", "A", "line\nbreak", "tab\tbed", "ü",
@@ -47,7 +42,7 @@ def test_a_local_path_names_one_folder(path, root):
     ("path", "why"),
     [
         (" ", "empty"), ("/a/b /", "white space"), ("file:///ledger#1", "no part of the path"),
-        ("file:///ledger?1", "no part of the path"),
+        ("file:///ledger?1", "no part of the path"), ("c.s.t", "is the name of a table"),
     ],
 )  # fmt: skip
 def test_a_path_that_others_read_differently_is_refused(path, why):
@@ -65,16 +60,7 @@ def test_a_store_that_pyarrow_does_not_know_has_a_spool_on_the_driver():
         place.filesystem()
 
 
-def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path):
-    folder = tmp_path / "plain"
-    store(folder, [accounts(context(), acked=1)])
-    assert open_quick(folder) is not None
-    for name in ("a#b", "a?b", "a%20b"):
-        folder = folder.rename(tmp_path / name)
-        assert open_quick(folder) is None
-
-
-def _session(encoding: str) -> Any:
+def _session(encoding):
     system = SimpleNamespace(getProperty={"sun.jnu.encoding": encoding}.get)
     lang = SimpleNamespace(System=system)
     jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))

@@ -28,7 +28,7 @@ from rocket_sink.routing.fault import Isolation
 from tests.ledger.views import quick_ledger, report_of
 
 from .night import START, at, store
-from .values import accounts, attempt, confirmed, context, letter, resolved, session
+from .values import accounts, attempt, confirmed, context, failure, letter, resolved, session
 
 SPARK = session()
 """A session whose appends delta-rs commits; delta-rs and DuckDB read the ledgers."""
@@ -46,10 +46,8 @@ def ledger(tmp_path_factory):
     # With the retried attempt there are 102, so percentiles fall between two values, where
     # definitions differ.
     good = [attempt(rtt_ms=float(i), started_ms=START_MS) for i in (42, *range(1, 101))]
-    bad = attempt(
-        broker_name="broker-b", outcome=Outcome.UNKNOWN, response_code=None, rtt_ms=3000.0,
-        error_code="REQUEST_TIMEOUT", remark="no answer", started_ms=START_MS,
-    )  # fmt: skip
+    bad = failure("REQUEST_TIMEOUT", broker_name="broker-b", outcome=Outcome.UNKNOWN,
+                  rtt_ms=3000.0, remark="no answer", started_ms=START_MS)  # fmt: skip
     retried = attempt(attempt=2, rtt_ms=5.0, started_ms=START_MS + 60_000)
     refused = letter(first, reason="data", last_error_code="NULL_BODY", last_error="null")
     isolation = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
@@ -169,13 +167,8 @@ def mixed(tmp_path_factory):
     first = context(query_id="5b2f1111-aaaa")
     second = context(query_id="5b2f2222-bbbb", task_attempt_id=12)
     kept = attempt(outcome=Outcome.ACKED_DEGRADED, response_code=10)
-    failed = [
-        attempt(
-            broker_name="broker-gone", outcome=Outcome.NOT_SENT, response_code=None,
-            attempt=n, error_code="CONNECT", remark="refused", started_ms=START_MS - 60_000,
-        )
-        for n in (1, 2, 3)
-    ]  # fmt: skip
+    gone = {"broker_name": "broker-gone", "remark": "refused", "started_ms": START_MS - 60_000}
+    failed = [failure("CONNECT", **gone, attempt=number) for number in (1, 2, 3)]
     stored = attempt(attempt=4, started_ms=START_MS)
     account = accounts(first, acked=7, degraded=7)
     new_ledger.append(
@@ -235,12 +228,10 @@ def sends(*from_to_s):
     attempts = []
     for second in range(600):
         is_away = any(begin <= second < end for begin, end in from_to_s)
-        failed = {
-            "outcome": Outcome.NOT_SENT, "error_code": "CONNECT", "response_code": None
-        } if is_away else {}  # fmt: skip
         started = int(START.timestamp() + second) * 1000
+        by_b = {"broker_name": "broker-b", "started_ms": started + 500}
         attempts.append(attempt(broker_name="broker-a", started_ms=started))
-        attempts.append(attempt(broker_name="broker-b", started_ms=started + 500, **failed))
+        attempts.append(failure("CONNECT", **by_b) if is_away else attempt(**by_b))
     return send_rows(attempts, context(), requests=list(range(1, len(attempts) + 1)))
 
 
@@ -267,10 +258,9 @@ def test_two_outages_are_two(tmp_path):
 def test_lists_have_limits(tmp_path):
     """20 brokers, 10 errors and 50 isolations at most are listed."""
     failed = [
-        attempt(broker_name=f"b-{n}", outcome=Outcome.NOT_SENT, response_code=None,
-                error_code="CONNECT" if n > 10 else f"ERROR_{n}")
-        for n in range(32)
-    ]  # fmt: skip
+        failure("CONNECT" if number > 10 else f"ERROR_{number}", broker_name=f"b-{number}")
+        for number in range(32)
+    ]
     rows = [send_rows(failed, context(), requests=list(range(1, 33)))]
     rows += [isolation(n, n + 1) for n in range(51)]
     report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
@@ -281,8 +271,8 @@ def test_lists_have_limits(tmp_path):
 @pytest.mark.parametrize(("elsewhere", "is_away"), [(19, False), (20, True)])
 def test_a_silent_broker_is_away_if_others_were_asked(tmp_path, elsewhere, is_away):
     ms = int(START.timestamp()) * 1000
-    silent = attempt(outcome=Outcome.UNKNOWN, response_code=None, error_code="REQUEST_TIMEOUT",
-                     broker_name="broker-b", started_ms=ms)  # fmt: skip
+    unknown = {"outcome": Outcome.UNKNOWN, "broker_name": "broker-b", "started_ms": ms}
+    silent = failure("REQUEST_TIMEOUT", **unknown)
     stored = [attempt(started_ms=ms + 1 + n) for n in range(elsewhere)]
     rows = send_rows([silent, *stored], context(), requests=list(range(1, elsewhere + 2)))
     path = store(tmp_path, in_order([rows], 1 << 32))

@@ -5,13 +5,11 @@ import contextlib
 import errno
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ import pytest
 
 from rocket_sink import cli, errors
 from rocket_sink.errors import RocketSinkError, SendError
-from rocket_sink.ledger.records import RunContext, in_order
+from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.report.causes import CAUSES
 from rocket_sink.net import transport
 from rocket_sink.options import SinkOptions
@@ -28,7 +26,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.routing.retry import ERROR_OF_CODE
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster, IncompleteAnswer
+from rocket_sink.testing import Answer, CloseConnection, Drop, IncompleteAnswer
 from rocket_sink.wire.codes import PermName
 from tests.clusters import scripted_cluster
 from tests.ledger.views import report_of
@@ -38,19 +36,16 @@ from tests.tls_relay import TlsFront, TlsRelay
 from .night import store
 from .values import confirmed, context
 
-Break = Callable[[FakeCluster, ExitStack], Mapping[str, Any] | None]
-"""A function that breaks a cluster until the stack closes, and returns options of the sink."""
 
-
-def answers(code: int, remark: str = "the broker's own words") -> Break:
+def answers(code, remark="the broker's own words"):
     return behaves(Answer(code, remark))
 
 
-def behaves(behaviour: Answer | CloseConnection | Drop | IncompleteAnswer) -> Break:
+def behaves(behaviour):
     return lambda cluster, _: cluster.brokers[0].on_send(behaviour, times=None)
 
 
-def closes_to_tls(cluster: FakeCluster, until: ExitStack) -> Mapping[str, Any]:
+def closes_to_tls(cluster, until):
     """Let the name server speak TLS; the broker ends a handshake without an answer."""
     folder = Path(until.enter_context(TemporaryDirectory()))
     relay = TlsRelay(cluster.name_server, Authority(folder, "good-ca").server("ns", IP))
@@ -58,7 +53,7 @@ def closes_to_tls(cluster: FakeCluster, until: ExitStack) -> Mapping[str, Any]:
     return {"nameServer": relay.address, "tlsMode": "insecure"}
 
 
-def has_the_certificate_of_a_stranger(cluster: FakeCluster, until: ExitStack) -> Mapping[str, Any]:
+def has_the_certificate_of_a_stranger(cluster, until):
     folder = Path(until.enter_context(TemporaryDirectory()))
     trusted, stranger = Authority(folder, "good-ca"), Authority(folder, "bad-ca")
     relays = TlsFront(
@@ -70,29 +65,29 @@ def has_the_certificate_of_a_stranger(cluster: FakeCluster, until: ExitStack) ->
     }  # fmt: skip
 
 
-def leaves_no_descriptor(_: FakeCluster, until: ExitStack) -> None:
+def leaves_no_descriptor(_, until):
     """Let the worker have a connection to the name server, and none to the broker."""
     sockets = chain([socket.socket()], repeat(OSError(errno.EMFILE, "Too many open files")))
     until.enter_context(mock.patch.object(transport, "_new_socket", side_effect=sockets))
 
 
-def takes_no_bytes(cluster: FakeCluster, until: ExitStack) -> None:
+def takes_no_bytes(cluster, until):
     write, address = transport.Transport.write, cluster.brokers[0].address
 
-    def written(self: transport.Transport, buffers: Any) -> int:
+    def written(self, buffers):
         return 0 if self.address == address else write(self, buffers)
 
     until.enter_context(mock.patch.object(transport.Transport, "write", written))
 
 
-def answers_while_the_task_ends(cluster: FakeCluster, _: ExitStack) -> None:
+def answers_while_the_task_ends(cluster, _):
     """Leave two requests without an answer, and refuse a third for good."""
     cluster.brokers[0].on_send(Drop(stores=False), times=2)
     cluster.brokers[0].on_send(Answer(1, f"AclException: {SIGNATURE}"), times=None)
 
 
 SIGNATURE = "check signature failed"
-CASES: dict[str, tuple[Break, str, str]] = {
+CASES = {
     "AUTH_FAILED": (
         answers(1, f"AclException: {SIGNATURE}"),
         (f"broker-a does not accept the user or the signature (AUTH_FAILED: AclException: "
@@ -178,7 +173,7 @@ CASES: dict[str, tuple[Break, str, str]] = {
         "broker-a is too old for the delays of the topic t", "upgrade broker-a to 5.0 or later",
     ),
 }  # fmt: skip
-COLUMNS: dict[str, dict[str, list[Any]]] = {
+COLUMNS = {
     "BROKER_TOO_OLD": {"delay_ms": [1000]},
     "UNKNOWN": {"body": ["a"] * 3, "broker_name": ["broker-a"] * 3, "queue_id": [0, 1, 2]},
 }
@@ -191,7 +186,7 @@ NOT_OF_TASKS = {
 
 
 def test_each_error_class_has_a_remedy_and_a_case():
-    def classes(root: type[SendError]) -> Iterator[type[SendError]]:
+    def classes(root):
         yield root
         for child in root.__subclasses__():
             yield from classes(child)
@@ -205,17 +200,14 @@ def test_each_error_class_has_a_remedy_and_a_case():
 cluster = scripted_cluster(1, t=4)
 
 
-def run(
-    cluster: FakeCluster, folder: Path, ctx: RunContext, nth: int = 1,
-    more: Mapping[str, Any] | None = None, **columns: Any,
-) -> None:  # fmt: skip
+def run(cluster, folder, ctx, nth=1, more=None, **columns):
     """Run a task with one row, and fold its ledger rows also if the task fails."""
     options = SinkOptions.parse({
         "nameServer": cluster.name_server, "topic": "t", "sendMsgTimeout": 400,
         "connectTimeoutMs": 200, "retryTimesWhenSendFailed": 1, "deliveryTimeoutMs": 400,
         "onDegraded": "fail", **(more or {}),
     })  # fmt: skip
-    rows: list[pa.RecordBatch] = []
+    rows = []
     batch = pa.RecordBatch.from_pydict({"body": ["a"], **columns})
     pool = ProducerPool(make=lambda own: SendEngine(own, shared=None))
     runner = TaskRunner(options, ctx, emit=rows.append, pool=pool, keeps_dead_letters=True)

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,11 +17,9 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.records import isolation_rows, send_rows
 from rocket_sink.ledger.report import Scope, page, to_html
-from rocket_sink.ledger.tune.suggest import FEWEST
+from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.routing.fault import Isolation
-from rocket_sink.tables import cell
 from tests.ledger.views import quick_ledger, report_of
-from tests.run_command import run_command
 
 from .night import KILLED, QUERY, START, night, store
 from .values import accounts, attempt, context, letter
@@ -52,39 +49,44 @@ class Page:
 
     driver: Any
 
-    def open(self, file: Path) -> None:
+    def show(self, folder, html):
+        """Write the page to a file of the folder, and open it."""
+        (folder / "page.html").write_text(html, encoding="utf-8")
         self.driver.get_log("browser")
         self.driver.get_log("performance")
-        self.driver.get(file.as_uri())
-        self.wait("return Number(document.documentElement.dataset.drawn || 0) >= 1")
+        self.driver.get((folder / "page.html").as_uri())
+        self.await_drawing(1)
 
-    def show(self, folder: Path, html: str) -> None:
-        (folder / "page.html").write_text(html, encoding="utf-8")
-        self.open(folder / "page.html")
+    def await_drawing(self, times):
+        """Wait until the charts have been drawn as often as that."""
+        self.wait(f"return Number(document.documentElement.dataset.drawn || 0) >= {times}")
 
-    def text(self, where: str) -> str:
+    def drawings(self):
+        return self.run("return Number(document.documentElement.dataset.drawn)")
+
+    def text(self, where):
         """Return the text of the first element that a selector names."""
         return self.run("return document.querySelector(arguments[0]).textContent", where)
 
-    def run(self, script: str, *arguments: Any) -> Any:
+    def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script: str) -> None:
+    def wait(self, script):
         until_s = time.monotonic() + 120
         while not self.run(script):
             assert time.monotonic() < until_s, (script, self.driver.get_log("browser"))
             time.sleep(0.05)
 
-    def choose(self, name: str, value: str) -> None:
+    def choose(self, name, value):
         """Choose a value like a user, and wait until the charts are drawn again."""
-        drawn = self.run("return Number(document.documentElement.dataset.drawn)")
+        drawn = self.drawings()
         self.run(
             "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
             "s.dispatchEvent(new Event('change'))", name, value,
         )  # fmt: skip
-        self.wait(f"return Number(document.documentElement.dataset.drawn) > {drawn}")
+        self.await_drawing(drawn + 1)
 
-    def table(self, where: str) -> list[dict[str, str]]:
+    def table(self, where):
         """Return a table's rows by the names of the columns."""
         names, rows = self.run(
             "const t = document.querySelector(arguments[0] + ' table');"
@@ -93,10 +95,10 @@ class Page:
         )  # fmt: skip
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def requested(self) -> set[str]:
+    def requested(self):
         """Return the schemes of all addresses that the page requested."""
         events = (json.loads(one["message"])["message"] for one in
                   self.driver.get_log("performance"))  # fmt: skip
@@ -107,11 +109,11 @@ class Page:
         }
 
 
-def number(text: str) -> float:
+def number(text):
     return float(text.replace(",", ""))
 
 
-def sums(rows: list[dict[str, str]], name: str, value: str) -> Counter[str]:
+def sums(rows, name, value):
     """Return the sums of a column of a table by the values of another."""
     return sum((Counter({row[name]: number(row[value])}) for row in rows), Counter())
 
@@ -138,57 +140,53 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    report = report_of(night(folder / "ledger"), series=True)
-    file = folder / "report.html"
-    file.write_text(to_html(report), encoding="utf-8")
-    return report, file
+def report(tmp_path_factory):
+    return report_of(night(tmp_path_factory.mktemp("page") / "ledger"), series=True)
+
+
+@pytest.fixture(scope="module")
+def html(report):
+    return to_html(report)
 
 
 @pytest.fixture
-def shown(browser, made):
-    browser.open(made[1])
+def shown(browser, html, tmp_path):
+    browser.show(tmp_path, html)
     return browser
 
 
-def test_one_look_names_the_killed_broker(shown, made):
-    _, file = made
-    assert file.stat().st_size < 2_000_000
+def test_one_look_names_the_killed_broker(shown, html):
+    assert len(html) < 2_000_000
     first = shown.text("#verdict li")
     fact = "broker-b left the route at 2026-03-01 14:15:00 UTC, and nothing was stored there since"
     assert fact in first
     assert "300 rows of 6 keys wait for it" in first and "rocket-sink backfill --ledger" in first
     assert set(shown.run(DRAWN)) == CHARTS
     assert shown.complaints() == []
-    assert shown.requested() <= {"file", "data"}
     # In the heat map broker-b's rows end in the middle, at its isolations.
     heat = shown.table("#heat-data")
     last = max(row["from"] for row in heat if row["broker"] == "broker-b")
     assert last < "2026-03-01 22:15:00" < max(row["from"] for row in heat)
 
 
-def test_a_notebook_shows_the_page_in_a_frame(browser, made, tmp_path):
+def test_a_notebook_shows_the_page_in_a_frame(browser, report, tmp_path):
     file = tmp_path / "notebook.html"
-    file.write_text(f"<meta charset=utf-8><body>{made[0]._repr_html_()}", encoding="utf-8")
+    file.write_text(f"<meta charset=utf-8><body>{report._repr_html_()}", encoding="utf-8")
     browser.driver.get(file.as_uri())
     browser.driver.switch_to.frame(0)
-    browser.wait("return Number(document.documentElement.dataset.drawn || 0) >= 1")
+    browser.await_drawing(1)
     assert set(browser.run(DRAWN)) == CHARTS
     browser.driver.switch_to.default_content()
 
 
-def test_numbers_are_the_ledgers(shown, made):
-    report, _ = made
+def test_numbers_are_the_ledgers(shown, report):
     totals = report.totals
     tiles = shown.run(
         "return Object.fromEntries([...document.querySelectorAll('.tiles div')]"
         ".map((d) => [d.id.slice(5), d.querySelector('dd').textContent]))"
     )
-    assert {name: number(tiles[name]) for name in ("rows_in", "acked", "dead", "unknown")} == {
-        "rows_in": totals.rows_in, "acked": totals.acked, "dead": totals.dead,
-        "unknown": totals.unknown,
-    }  # fmt: skip
+    for name in ("rows_in", "acked", "dead", "unknown"):
+        assert number(tiles[name]) == getattr(totals, name)
     by_outcome = sums(shown.table("#rows-data"), "outcome", "rows")
     assert by_outcome == {
         "stored": totals.acked, "not stored": totals.dead, "perhaps stored": totals.unknown
@@ -212,62 +210,25 @@ def test_numbers_are_the_ledgers(shown, made):
     assert spent["broker-a", "strict wait"] == 0
 
 
-def test_the_broker_is_named_when_it_went_before_the_reports_time(made):
+def test_the_broker_is_named_when_it_went_before_the_reports_time(report):
     later = Scope(since=KILLED + dt.timedelta(minutes=1))
-    [waits] = report_of(made[0].ledger, later).waiting
+    [waits] = report_of(report.ledger, later).waiting
     assert (waits.broker, waits.rows, waits.keys) == ("broker-b", 264, 6)
 
 
-def test_what_if_is_what_tune_says(shown, made):
-    advice = run_command("tune", made[0].ledger, "--json").json()
-    latency, suspicion = shown.run(
-        "return [...document.querySelectorAll('#what-if table')].map((t) => "
-        "[...t.tBodies[0].rows].map((row) => [...row.cells].map((c) => c.textContent)))"
-    )
-    assert latency == [
-        [c["name"] + (" suggested" if c["suggested"] else ""), cell(c["isolations"]),
-         cell(round(c["isolated_s"], 1)), cell(c["moved"]),
-         *(cell(round(c[name], 2)) for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms"))]
-        for c in advice["candidates"]
-    ]  # fmt: skip
-    assert suspicion == [
-        [cell(candidate["suspect_after_ms"]) + (" suggested" if candidate["suggested"] else ""),
-         cell(round(100 * candidate["late_share"], 3)), cell(candidate["troubles"]),
-         cell(round(candidate["sooner_s"], 1))]
-        for candidate in advice["suspicion"]
-    ]  # fmt: skip
-    assert {row[0].split()[-1] for row in latency} >= {"suggested"}
-    text = shown.text("#what-if")
-    assert f"{advice['attempts']:,} attempts from 2026-03-01 21:45:00" in text
-    assert f"rocket-sink tune {made[0].ledger} says the same" in text
-    assert advice["options"], "else this test is of less than it could be"
+def test_what_if_is_what_tune_says(shown, report):
+    quick = quick_ledger(report.ledger)
+    assert tune(quick.query, report.ledger, Scope()) == report.tuning
+    assert report.tuning.options, "else this test is of less than it could be"
     pasted = shown.text("#what-if pre")
-    assert dict(line.split("=", 1) for line in pasted.splitlines()) == advice["options"]
-    for suggestion in advice["suggestions"]:
-        assert f"set {suggestion['option']}={suggestion['value']}: {suggestion['reason']}" in text
+    assert dict(line.split("=", 1) for line in pasted.splitlines()) == report.tuning.options
+    assert f"rocket-sink tune {report.ledger} says the same" in shown.text("#what-if")
     # The Tab key reaches everything that can be scrolled or copied.
     reached = "return document.querySelectorAll('#what-if [tabindex=\"0\"]').length"
     assert shown.run(reached) == 3
 
 
-def test_too_few_attempts_are_no_what_if(browser, tmp_path):
-    few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
-    browser.show(tmp_path, to_html(report_of(few, series=True)))
-    assert "Nothing to compare: 999 attempts" in browser.text("#what-if")
-    assert browser.run("return document.querySelectorAll('#what-if table').length") == 0
-    # A further attempt is enough for advice, which stays harmless text with any path.
-    hostile = tmp_path / "<img src=x onerror=window.hacked=1>"
-    enough = store(hostile, [send_rows([attempt()] * FEWEST, context())])
-    browser.show(tmp_path, to_html(report_of(enough, series=True)))
-    assert browser.run("return document.querySelectorAll('#what-if table').length") == 2
-    assert hostile.name in browser.run("return document.querySelector('#what-if code').textContent")
-    assert browser.run("return document.images.length") == 0
-    assert browser.run("return window.hacked") is None
-    assert browser.complaints() == []
-
-
-def test_filters(shown, made):
-    report, _ = made
+def test_filters(shown, report):
     shown.choose("broker", "broker-a")
     (broker,) = [candidate for candidate in report.brokers if candidate.broker == "broker-a"]
     assert sum(number(row["rows"]) for row in shown.table("#rows-data")) == broker.messages
@@ -295,14 +256,14 @@ def test_a_click_leads_to_the_epochs_and_attempts(shown):
     )
     ActionChains(shown.driver).move_to_element(places[12]).click().perform()
     shown.wait("return !document.getElementById('behind').hidden")
-    title = shown.run("return document.querySelector('#behind h2').textContent")
+    title = shown.text("#behind h2")
     assert title.startswith("Behind: 2026-03-01 21:57:00") and title.endswith("broker-c")
     epochs = shown.table("#behind")
     assert {row["broker"] for row in epochs} == {"broker-c"}
     assert {row["query"] for row in epochs} == {QUERY[:8]}
     minute = int((dt.datetime.fromisoformat("2026-03-01T13:57:00+00:00") - START).total_seconds())
     assert {int(row["epoch"]) for row in epochs} <= set(range(minute // 10, minute // 10 + 6))
-    command = shown.run("return document.querySelector('#behind code').textContent")
+    command = shown.text("#behind code")
     assert command.startswith("rocket-sink ledger show sends --ledger ") and QUERY in command
 
 
@@ -332,7 +293,7 @@ def test_each_mark_has_a_tooltip(shown):
 def test_keyboard_alone(shown):
     from selenium.webdriver.common.keys import Keys
 
-    def press(*keys: str) -> None:
+    def press(*keys):
         for key in keys:
             shown.driver.switch_to.active_element.send_keys(key)
 
@@ -341,9 +302,9 @@ def test_keyboard_alone(shown):
     assert shown.run(focus)[1] == "To the report"
     press(Keys.TAB)
     assert shown.run(focus)[0] == "zone"
-    drawn = shown.run("return Number(document.documentElement.dataset.drawn)")
+    drawn = shown.drawings()
     press(Keys.ARROW_DOWN)
-    shown.wait(f"return Number(document.documentElement.dataset.drawn) > {drawn}")
+    shown.await_drawing(drawn + 1)
     assert shown.run("return document.getElementById('zone').value") == "utc"
     shown.run("document.querySelector('#errors summary').focus()")
     press(Keys.ENTER)
@@ -352,23 +313,20 @@ def test_keyboard_alone(shown):
     assert "INVALID_QUEUE" in shown.run(focus)[1]
     press(Keys.ENTER)
     assert shown.run(focus)[1] == "Behind: INVALID_QUEUE"
-    attempts = shown.run("return document.querySelectorAll('#behind table')[1].textContent")
-    assert "its queue is not in the route" in attempts
+    assert "its queue is not in the route" in shown.text("#behind")
     assert shown.complaints() == []
 
 
 def test_local_zone_and_utc(shown):
     last = "#table-brokers tbody td:last-child time"
-    local = shown.run("return document.querySelector(arguments[0]).textContent", last)
+    local = dt.datetime.fromisoformat(shown.text(last))
     shown.choose("zone", "utc")
-    utc = shown.run("return document.querySelector(arguments[0]).textContent", last)
-    hours = dt.datetime.fromisoformat(local) - dt.datetime.fromisoformat(utc)
-    assert hours == dt.timedelta(hours=8)
-    assert "UTC" in shown.run("return document.querySelector('#rows-data caption').textContent")
+    assert local - dt.datetime.fromisoformat(shown.text(last)) == dt.timedelta(hours=8)
+    assert "UTC" in shown.text("#rows-data caption")
 
 
 def test_phones_and_both_themes(shown):
-    def look(width: int, theme: str) -> tuple[int, str]:
+    def look(width, theme):
         shown.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500,
         })  # fmt: skip
@@ -415,15 +373,17 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
                   last_error=HOSTILE, last_broker_name=HOSTILE)  # fmt: skip
     event = isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0)
     rows = [send_rows([good, bad], ctx), lost, accounts(ctx, acked=7, dead=1), event]
-    browser.show(tmp_path, to_html(report_of(store(tmp_path / "ledger", rows), series=True)))
+    ledger = store(tmp_path / "<img src=x onerror=window.hacked=1>", rows)
+    browser.show(tmp_path, to_html(report_of(ledger, series=True)))
+    assert ledger in browser.text("#what-if code")
     browser.run("document.querySelector('#errors-data td button').click()")
     for name in ("rows", "heat", "queues"):
         assert browser.run(f"return !!document.querySelector('#{name} svg')")
     assert browser.run("return window.hacked") is None
     assert browser.run("return document.images.length") == 0
-    assert HOSTILE in browser.run("return document.getElementById('behind').textContent")
+    assert HOSTILE in browser.text("#behind")
     # A shell runs nothing but the pasted command, and SQL finds this query's rows.
-    command = browser.run("return document.querySelector('#behind code').textContent")
+    command = browser.text("#behind code")
     words = subprocess.run(
         ["bash", "-c", f"rocket-sink() {{ printf '%s\\0' \"$@\"; }}; {command}"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
@@ -437,17 +397,17 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
     assert browser.requested() <= {"file", "data"}
 
 
-def test_without_the_charts_package_the_tables_are_there(browser, made, tmp_path, monkeypatch):
+def test_without_the_charts_package_the_tables_are_there(browser, report, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "chart_library", lambda: "")
-    browser.show(tmp_path, to_html(made[0]))
-    assert "pip install vl-convert-python" in browser.run("return document.body.textContent")
+    browser.show(tmp_path, to_html(report))
+    assert "pip install vl-convert-python" in browser.text("body")
     assert len(browser.table("#rows-data")) > 50
     assert browser.complaints() == []
 
 
-def test_the_policy_forbids_requests(browser, made, tmp_path):
+def test_the_policy_forbids_requests(browser, html, tmp_path):
     """Keep requests of a planted image and a planted script inside the page."""
-    planted = made[1].read_text().replace(
+    planted = html.replace(
         "</body>", '<img src="http://127.0.0.1:9/x.png"><script>fetch("http://127.0.0.1:9/y")'
         ".catch(() => {})</script></body>",
     )  # fmt: skip

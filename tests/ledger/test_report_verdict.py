@@ -3,13 +3,11 @@
 import datetime as dt
 import shlex
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from rocket_sink.commands.ledger import park
 from rocket_sink.ledger.query.consumption import Consumption, QueryConsumption
-from rocket_sink.ledger.report import verdict as module
 from rocket_sink.ledger.report.values import (
     Absence,
     BrokerFigures,
@@ -30,7 +28,7 @@ LATER = AT + dt.timedelta(minutes=10)
 BACKFILL = "`rocket-sink backfill --ledger /data/ledger -n HOST:9876`"
 
 
-def broker(name: str, p99: float = 12.0, **changes: Any) -> BrokerFigures:
+def broker(name, p99=12.0, **changes):
     figures = BrokerFigures(
         name, 100, 1000, 10_000, 0, {"acked": 100}, 1.0, 5.0, p99, 2 * p99, 0.5, LATER, LATER
     )
@@ -48,27 +46,27 @@ GONE = Absence("broker-b", AT, AT, None, 500, True, "INVALID_QUEUE")
 WAITS = WaitFigures("broker-b", 300, 6, AT)
 
 
-def letters(reason: str, code: str = "CONNECT", pending: int = 2) -> dict[str, Any]:
+def letters(reason, code="CONNECT", pending=2):
     return {"dead_letters": [DeadLetterFigures(reason, code, 5, pending, "text", 0, AT)]}
 
 
-def totals(**changes: int) -> dict[str, Any]:
+def totals(**changes):
     return {"totals": replace(HEALTHY.totals, **changes)}
 
 
-def isolated(end: dt.datetime) -> dict[str, Any]:
+def isolated(end):
     return {"isolated": [IsolationSums("broker-b", 12, 192_000.0, AT, AT, end, "LATENCY")]}
 
 
-def consumed(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
+def consumed(**changes):
+    values = {
         "topic": "flights", "messages": 100, "waiting": 0, "deleted": 0, "oldest": None,
         "query_id": "5b2f", "last_epoch": 42, "first_waiting": None, "epochs_waiting": 0,
     }  # fmt: skip
     return {"consumption": Consumption("boarding", 0, [], [QueryConsumption(**values | changes)])}
 
 
-CASES: list[tuple[str, dict[str, Any], str]] = [
+CASES = [
     ("broker_left_route", {"absences": [GONE], "waiting": [WAITS]},
      ("broker-b left the route at 2024-05-06 14:15:03 UTC, and nothing was stored there since; the "
      "last attempt failed at 2024-05-06 14:15:03 UTC; 300 rows of 6 keys wait for it; next: start "
@@ -198,15 +196,8 @@ def test_a_rule_says_its_sentence(name, changes, sentence):
     assert others == (["epochs_unfinished"] if name == "sends_fail" else [])
 
 
-@pytest.mark.parametrize("name", [rule.name for rule in RULES])
-def test_without_the_rule_nothing_else_says_it(name, monkeypatch):
-    """Prove by a planted defect that each rule has a case: it fails without the rule."""
-    changes = [more for rule, more, _ in CASES if rule == name]
-    assert changes, "each rule needs a case"
-    monkeypatch.setattr(module, "RULES", tuple(rule for rule in RULES if rule.name != name))
-    assert [
-        finding for finding in verdict(replace(HEALTHY, **changes[0])) if finding.name == name
-    ] == []
+def test_each_rule_has_a_case():
+    assert {name for name, *_ in CASES} == {rule.name for rule in RULES}
 
 
 def test_a_command_has_the_name_servers_of_the_environment(monkeypatch):

@@ -2,16 +2,12 @@
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,6 +25,9 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.session_checks import check_session
+from tests.stores.server import StoreServer, s3_options
+
+from .values import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +46,7 @@ def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path):
     assert not list(Path(place.spool).iterdir())
 
 
-def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path):
-    place = resolve_path(tmp_path)
+def test_drivers_that_start_at_once_all_have_a_token_that_counts(place):
     with ThreadPoolExecutor(8) as pool:
         tokens = list(pool.map(lambda _: ledger_token(place, spools=True), range(40)))
     for token in set(tokens):
@@ -73,7 +71,7 @@ def test_a_file_that_comes_into_view_late_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "ledger").rename(tmp_path / "elsewhere")
     slept = []
 
-    def appear(wait_s: float) -> None:
+    def appear(wait_s):
         slept.append(wait_s)
         (tmp_path / "elsewhere").rename(tmp_path / "ledger")
 
@@ -142,24 +140,23 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
     """Refuse before tasks send rows whose data files they could not write."""
     reached = not failing
 
-    def fail(*given: Any) -> None:
+    def fail(*given):
         if not reached:
             raise LedgerError("this process cannot read and write the ledger")
 
     token = SimpleNamespace(check=lambda: None)
-
     context = SimpleNamespace(applicationId="app", master="spark://host:7077")
-    session: Any = SimpleNamespace(sparkContext=context, _jsparkSession=object())
-    place = LedgerPath("s3a://b/k", "b/k", is_local=False)
-    table: Any = object()
-    monkeypatch.setattr(shared, "_allowed", {})
-    monkeypatch.setattr(shared, "open_table", lambda place, *, must: table)
-    monkeypatch.setattr(shared, "store_refuses", lambda *given: True)
-    monkeypatch.setattr(shared, "ledger_token", lambda place, spools: token)
-    for name in ("_prove", "try_commit"):
-        monkeypatch.setattr(shared, name, fail if name == failing else lambda *given: None)
-    monkeypatch.setattr(shared, "_not_before_s", {})
-    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    session = SimpleNamespace(sparkContext=context, _jsparkSession=object())
+    place, table = LedgerPath("s3a://b/k", "b/k", is_local=False), object()
+    stand_ins = {
+        "_allowed": {}, "_not_before_s": {}, "open_table": lambda place, *, must: table,
+        "store_refuses": lambda *given: True, "ledger_token": lambda place, spools: token,
+        "_prove": fail if failing == "_prove" else lambda *given: None,
+        "try_commit": fail if failing == "try_commit" else lambda *given: None,
+        "time": SimpleNamespace(monotonic=lambda: 100.0),
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(shared, name, stand_in)
     assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached
     assert ("Spark's Delta commits to the ledger s3a://b/k" in caplog.text) != reached
@@ -173,13 +170,13 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
 def test_a_new_session_has_its_own_keys(monkeypatch):
     """The driver has checked the token in the session before, and a task has no session."""
 
-    def start(key: str) -> None:
+    def start(key):
         conf = SimpleNamespace(getPassword={"fs.s3a.access.key": key}.get)
         context = SimpleNamespace(_jsc=SimpleNamespace(hadoopConfiguration=lambda: conf))
         session = SimpleNamespace(sparkContext=context, _jsparkSession=object())
         monkeypatch.setattr(storage, "active_session", lambda: session)
 
-    def key() -> str:
+    def key():
         return storage.properties_for("s3a://b/k")["fs.s3a.access.key"].reveal()
 
     monkeypatch.setattr(storage, "_remembered", {})
@@ -191,31 +188,15 @@ def test_a_new_session_has_its_own_keys(monkeypatch):
     assert key() == "old"
 
 
-def test_executors_prove_a_ledger_that_was_made_anew(tmp_path):
-    proved = []
-    partitions = SimpleNamespace(foreachPartition=lambda check: proved.append(check([])))
-    context = SimpleNamespace(
-        applicationId="made anew", master="spark://host:7077", defaultParallelism=2,
-        parallelize=lambda rows, tasks: partitions,
-    )  # fmt: skip
-    session: Any = SimpleNamespace(sparkContext=context, _jsparkSession=object())
-    place = resolve_path(tmp_path / "ledger")
-    for times in (1, 2):
-        shared.prove_executors(session, place)
-        shared.prove_executors(session, place)
-        assert len(proved) == times
-        shutil.rmtree(place.root)
-
-
 @pytest.mark.parametrize("features", [False, True])
 def test_another_delta_table_is_refused_before_a_file_is_written_there(tmp_path, features):
     configuration = {"delta.enableDeletionVectors": "true"} if features else {}
     schema = pa.schema({"price": pa.int64()})
     DeltaTable.create(tmp_path, schema, configuration=configuration)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(LedgerError, match="is not a ledger of rocket-sink") as foreign:
+    with refusal(f"file:{tmp_path}", "is not a ledger of rocket-sink"):
         ledger_token(resolve_path(tmp_path), spools=True)
-    assert sorted(tmp_path.rglob("*")) == before and foreign.value.path == f"file:{tmp_path}"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -237,54 +218,29 @@ def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_p
 
 
 def test_a_stopped_session_is_refused():
-    stopped: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
+    stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
     with pytest.raises(ConfigurationError, match="was stopped"):
         check_session(SinkOptions.parse({"nameServer": "-:1"}), stopped)
 
 
 def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(monkeypatch):
-    checked: list[str] = []
+    checked = []
     monkeypatch.setattr(session_checks, "check_encoding", lambda spark, path: checked.append(path))
     monkeypatch.setattr(session_checks, "warn_of_settings", lambda session: None)
-    session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *names: None))
+    session = SimpleNamespace(conf=SimpleNamespace(get=lambda *names: None))
     check_session(SinkOptions.parse({"nameServer": "-:1", "ledger": "/data/\u8ba2\u5355"}), session)
     assert checked == ["/data/\u8ba2\u5355"]
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """An S3 store that has the bucket, and refuses every access key."""
-
-    def do_HEAD(self) -> None:
-        is_bucket = self.path.strip("/") == "bucket"
-        self.send_response(200 if is_bucket else 403)
-        self.send_header("x-amz-bucket-region", "eu-north-1")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        body = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_PUT = do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def store():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+def refuse(environ, start):
+    """Answer like an S3 store that has the bucket, and refuses every access key."""
+    is_bucket = (environ["REQUEST_METHOD"], environ["PATH_INFO"]) == ("HEAD", "/bucket")
+    start("200 OK" if is_bucket else "403 Forbidden", [("x-amz-bucket-region", "eu-north-1")])
+    return [b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"]
 
 
 @pytest.mark.parametrize("side", ["driver", "task"])
-def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store, side):
+def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(closing, side):
     """Run in a process of its own, because the S3 client reads its environment once."""
     looks = {
         "driver": "ledger_token(resolve_path('s3://bucket/ledger'), spools=True)",
@@ -296,12 +252,12 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store, side)
         "from rocket_sink.ledger.append.table import ledger_token\n"
         f"{looks[side]}"
     )
-    keys = {"AWS_ENDPOINT_URL": store, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-            "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    keys = s3_options(closing(StoreServer(refuse)).endpoint)
+    del keys["AWS_REGION"]
+    environment = {**os.environ, **keys, "AWS_EC2_METADATA_DISABLED": "true"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **keys}, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     error_line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and error_line.startswith("rocket_sink.errors.LedgerError"), (
         done.stderr

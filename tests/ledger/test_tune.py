@@ -4,14 +4,11 @@ import datetime as dt
 import io
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from rocket_sink import cli
 from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.records import send_rows
@@ -32,19 +29,18 @@ from rocket_sink.ledger.tune.suggest import (
 )
 from rocket_sink.ledger.views import queried
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import AttemptRecord
 from rocket_sink.routing.fault import PROFILES
 from tests.ledger.views import quick_ledger
 
 from .night import store
-from .values import attempt, context, session
+from .values import attempt, context, failure
 
 
-def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
+def attempts(*rows, **changes):
     """Return attempts from (start in s, broker, time to the answer in ms), each of one message."""
     brokers = sorted({broker for _, broker, _ in rows})
     count = len(rows)
-    values: dict[str, Any] = {
+    values = {
         "start_s": np.array([start for start, _, _ in rows], "float64"),
         "wait_ms": np.zeros(count),
         "rtt_ms": np.array([ms for _, _, ms in rows], "float64"),
@@ -78,17 +74,6 @@ def test_the_record_is_what_was():
     assert replayed.weight[-1] == len(MIXED)
 
 
-def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one():
-    replayed = replay(attempts(*MIXED), PROFILES["5.x"])
-    # The first answer takes 600 ms and isolates the broker for 2 s from second 10.6 on. The
-    # messages of seconds 11 and 12 move, that of second 13 is slow again, and so on.
-    assert replayed.isolations == 2
-    assert replayed.moved == 4
-    assert replayed.isolated_s == pytest.approx(4.0)
-    assert sorted(replayed.latency_ms)[-2:] == [600.0, 600.0]
-    assert list(replayed.latency_ms).count(2.0) == len(QUICK) + 4
-
-
 def test_hosts_have_tables_of_their_own():
     rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
     replayed = replay(attempts(*rows), PROFILES["5.x"])
@@ -100,6 +85,9 @@ def test_hosts_have_tables_of_their_own():
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
+        # The first answer takes 600 ms and isolates the broker for 2 s from second 10.6 on. The
+        # messages of seconds 11 and 12 move, that of second 13 is slow again, and so on.
+        (MIXED, (4, 2, 4.0)),
         ([*SLOW, END], (0, 1, 7.0)),
         # A broker whose last answer is older than a minute takes no messages.
         ([(0.0, "quick", 0.0), (59.0, "slow", 600.0), (60.0, "slow", 600.0)], (1, 1, 2.0)),
@@ -168,14 +156,9 @@ def test_advice_on_the_sizes_of_batches(ms, messages, size, advice):
 
 
 def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves():
-    rows = [
-        (0.0, "good", 1.0), (1.0, "dead", 1000.0), (2.0, "good", 1.0),
-        (5.0, "dead", 1000.0), (6.0, "good", 1.0),
-    ]  # fmt: skip
+    rows = [(0, "good", 1), (1, "dead", 1000), (2, "good", 1), (5, "dead", 1000), (6, "good", 1)]
     dead = np.array([False, True, False, True, False])
-    recorded = attempts(
-        *rows, stored=~dead, isolates=dead, request=np.array([-1, 7, 7, 8, 8])
-    )  # fmt: skip
+    recorded = attempts(*rows, stored=~dead, isolates=dead, request=np.array([-1, 7, 7, 8, 8]))
     was = replay(recorded, None)
     assert sorted(was.latency_ms) == [1.0, 1001.0, 1001.0]
     replayed = replay(recorded, PROFILES["5.x"])
@@ -188,9 +171,8 @@ def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves
 
 def test_what_failed_for_good_is_in_no_latency():
     dead = np.array([True, True])
-    recorded = attempts(
-        (0.0, "a", 10.0), (1.0, "a", 10.0), stored=~dead, isolates=dead, request=np.array([1, 1])
-    )  # fmt: skip
+    rows = [(0.0, "a", 10.0), (1.0, "a", 10.0)]
+    recorded = attempts(*rows, stored=~dead, isolates=dead, request=np.array([1, 1]))
     replayed = replay(recorded, None)
     assert replayed.unsent == 1
     assert replayed.percentile(0.5) is None
@@ -230,7 +212,6 @@ def test_candidates_move_the_first_class_that_isolates():
     assert candidates[RECORDED] is None
     assert candidates[DEFAULT] == PROFILES["5.x"]
     profile = candidates["from 1,000 ms"]
-    assert profile is not None
     assert profile.duration_ms(999, isolation=False) == 0
     assert profile.duration_ms(1000, isolation=False) == 2000
 
@@ -262,9 +243,8 @@ def test_a_broker_that_is_always_slow_is_in_no_trouble(slowest_ms, troubles):
 
 def test_bytes_are_in_flight_from_their_process_until_the_answer():
     rows = [(0.0, "a", 1000.0), (0.5, "a", 1000.0), (1.0, "a", 1.0), (5.0, "a", 1.0)]
-    recorded = attempts(
-        *rows, wait_ms=np.array([1000.0, 0.0, 0.0, 0.0]), process=np.array([0, 0, 1, 0])
-    )  # fmt: skip
+    waits = np.array([1000.0, 0.0, 0.0, 0.0])
+    recorded = attempts(*rows, wait_ms=waits, process=np.array([0, 0, 1, 0]))
     assert recorded.bytes_in_flight().tolist() == [200, 100, 100, 100]
 
 
@@ -282,9 +262,8 @@ def test_few_usual_requests_may_be_suspected(monkeypatch, parts, suspect_ms, dep
     """A thousandth of them, and p99.9 depends on as many."""
     rows = [(0.0, "a", ms) for ms, count in parts for _ in range(count)]
     monkeypatch.setattr(suggest, "read_attempts", lambda *_: attempts(*rows))
-    done: list[int] = []
-    query: Any = None
-    tuning = tune(query, "ledger", Scope(), progress=done.append)
+    done = []
+    tuning = tune(None, "ledger", Scope(), progress=done.append)
     assert [row.suspect_after_ms for row in tuning.suspicion if row.suggested] == [suspect_ms]
     note = f"p99.9 depends on only {depends_on} of these attempts"
     assert tuning.note.startswith(note) if depends_on else tuning.note == ""
@@ -320,7 +299,15 @@ def test_advice_on_the_table(name, value):
     assert item == Suggestion("faultTable", value, reason)
 
 
+def text_of(*tunings):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(*tunings)
+    return console.file.getvalue()
+
+
 def test_the_tables_that_are_shown():
+    nothing = Tuning("ledger", Scope(), 0, None, None, limited=False)
+    assert "nothing to learn from" in text_of(nothing)
     candidate = Candidate(DEFAULT, "", 2, 4.06, 4, 1.0, 2.0, 3.0, 4.0, suggested=True)
     suspicion = SuspicionFigures(50, 0.0123456, 2, 7.06)
     tuning = Tuning("ledger", Scope(), 1, None, None, False, [candidate], [suspicion],
@@ -334,26 +321,11 @@ def test_the_tables_that_are_shown():
 
 def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path):
     """Ignore the wait: it never moves, so it must not become a message that took a minute."""
-    failed = {"outcome": Outcome.NOT_SENT, "response_code": None, "broker_name": "broker-b"}
-    wait = attempt(**failed, error_code="INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
+    wait = failure("INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
     fast = quick_ledger(store(tmp_path, [send_rows([attempt(), wait], context())]))
     tuning = tune(fast.query, fast.path, Scope())
     assert tuning.attempts == 1
     assert {candidate.max_ms for candidate in tuning.candidates} == {1.75}
-
-
-def advice(path: Path, rows: list[AttemptRecord], **options: Any) -> dict[str, str]:
-    """Return {option: value or reason to keep it} of the advice on the window."""
-    fast = quick_ledger(store(path, [send_rows(rows, context())]))
-    tuning = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(options))
-    kept = dict(advice.split(": ", 1) for advice in tuning.kept)
-    return {n: why for n, why in {**kept, **tuning.options}.items() if "backPressure" in n}
-
-
-def test_without_answers_there_is_no_advice_on_the_window(tmp_path):
-    failed = attempt(outcome=Outcome.UNKNOWN, error_code="TIMEOUT", response_code=None)
-    [(_, why)] = advice(tmp_path, [failed]).items()
-    assert why == "requests do not wait for a place in the window"
 
 
 WINDOW = SinkOptions().max_in_flight_bytes
@@ -385,6 +357,8 @@ def test_advice_on_the_window(waits_ms, rtt_ms, share, advice):
         assert isinstance(item, Suggestion) and item.value == str(advice * WINDOW)
     else:
         assert isinstance(item, str) and advice in item
+    (item,) = suggest._window(replace(sent, stored=np.zeros(4, bool)), SinkOptions())
+    assert "do not wait" in item, "nothing was stored"
 
 
 @pytest.mark.parametrize("size", [WINDOW, 2 * WINDOW])
@@ -395,9 +369,10 @@ def test_waits_for_a_full_window_ask_for_a_larger_one(tmp_path, size):
                 queue_wait_ms=0.5 + 30.0 * (n // 20), broker_name="broker-a")
         for n in range(60)
     ]  # fmt: skip
-    named = advice(tmp_path / "unnamed", rows)
-    assert named == {"backPressureForAsyncSendSize": str(2 * size)}
-    assert advice(tmp_path / "set", rows, backPressureForAsyncSendSize=size) == named
+    fast = quick_ledger(store(tmp_path, [send_rows(rows, context())]))
+    for set_size in ({}, {"backPressureForAsyncSendSize": size}):
+        tuning = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(set_size))
+        assert tuning.options["backPressureForAsyncSendSize"] == str(2 * size)
 
 
 def test_a_value_that_is_set_is_not_advised_again(tmp_path):
@@ -411,38 +386,32 @@ def test_a_value_that_is_set_is_not_advised_again(tmp_path):
     assert figures == pytest.approx([1.5, 2.48, 2.498, 2.499], abs=0.002)
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
     assert again.options == {}
-    console = Console(file=io.StringIO(), width=200)
-    console.print(again)
-    assert NOTHING_TO_GAIN in console.file.getvalue()  # type: ignore[attr-defined]
+    assert NOTHING_TO_GAIN in text_of(again)
 
 
 @pytest.mark.parametrize("profile", ["4.x", "5.x"])
 def test_a_profile_that_is_set_is_kept(profile):
-    advice = suggest._unless_set(
-        Suggestion("faultTable", "4.x", "a shorter tail"), SinkOptions.parse(faultTable=profile)
-    )
+    options = SinkOptions.parse(faultTable=profile)
+    advice = suggest._unless_set(Suggestion("faultTable", "4.x", "a shorter tail"), options)
     assert isinstance(advice, Suggestion) is (profile == "5.x")
 
 
 @pytest.mark.parametrize("driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)])
-def test_a_ledger_by_duckdb_by_spark_and_by_the_command(request, tmp_path, capsys, driver):
-    ledger = Ledger(tmp_path)
-    ctx = context()
+def test_a_ledger_by_duckdb_and_by_spark(request, tmp_path, driver):
     slow, quick = {"broker_name": "broker-b", "rtt_ms": 600.0}, {"rtt_ms": 2.0}
     records = [
         attempt(started_ms=1_700_000_000_000 + int(start * 1000), message_count=1,
                 **(slow if broker == "slow" else quick))
         for start, broker, _ in MIXED
     ]  # fmt: skip
-    failed = attempt(outcome=Outcome.UNKNOWN, error_code="REQUEST_TIMEOUT", response_code=None)
-    ledger.append(session(), send_rows([*records, failed], ctx))
-    fast = quick_ledger(tmp_path)
+    failed = failure("REQUEST_TIMEOUT", outcome=Outcome.UNKNOWN)
+    fast = quick_ledger(store(tmp_path, [send_rows([*records, failed], context())]))
     scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
     by_duckdb = tune(fast.query, fast.path, scope)
     isolates = read_attempts(Scoped(fast.query, Scope()), 99).isolates
     assert isolates.sum() == 1, "a timeout isolates its broker"
     if driver == "spark":
-        rows = ledger.rows(request.getfixturevalue("spark"))
+        rows = Ledger(tmp_path).rows(request.getfixturevalue("spark"))
         by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)
         assert by_duckdb == by_spark
     for comparison in by_duckdb.comparisons:
@@ -453,9 +422,7 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(request, tmp_path, capsy
     for figures in (by_duckdb.candidates, by_duckdb.suspicion):
         assert [row.suggested for row in figures].count(True) == 1
     assert "depends on only 1 of these" in by_duckdb.note
-    console = Console(file=io.StringIO(), width=200)
-    console.print(tune(fast.query, fast.path, Scope(), limit=3), by_duckdb)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = text_of(tune(fast.query, fast.path, Scope(), limit=3), by_duckdb)
     assert text.startswith("the newest 3 attempts from 2023-11-14 22:13:34 to 2023-11-14 22:13:35")
     assert "\n13 attempts from 2023-11-14 22:13:2" in text
     few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)
@@ -463,14 +430,3 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(request, tmp_path, capsy
     with pytest.raises(LedgerError, match="no rows of a query 'other'"):
         tune(fast.query, fast.path, Scope("other"))
     assert tune(fast.query, fast.path, Scope("que")) == tune(fast.query, fast.path, Scope("query"))
-    assert cli.main(["tune", str(tmp_path), "--query", "query"]) == 0
-    shown = capsys.readouterr().out
-    assert DEFAULT in shown and "suspectAfterMs" in shown
-
-
-def test_nothing_recorded_says_so():
-    from rich.console import Console
-
-    console = Console(record=True, width=80)
-    console.print(Tuning("ledger", Scope(), 0, None, None, limited=False))
-    assert "nothing to learn from" in console.export_text()

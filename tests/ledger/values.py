@@ -44,6 +44,12 @@ def attempt(**changes):
     return AttemptRecord(**{**values, **changes})
 
 
+def failure(code, **changes):
+    """Return an attempt that got no answer."""
+    values = {"outcome": Outcome.NOT_SENT, "response_code": None, "error_code": code}
+    return attempt(**values | changes)
+
+
 def sends(ctx, count=1, **changes):
     return send_rows([attempt(queue_offset=i, **changes) for i in range(count)], ctx)
 
@@ -59,7 +65,7 @@ def letter(ctx, body=b"body", **columns):
 
 
 def resolved(letter, way):
-    """Return the row of a resolution by hand."""
+    """Return the rows of a resolution of these letters, by a query `by hand`."""
     values = {"letter_id": letter["letter_id"], "resolution": way}
     return resolution_rows(values, context(query_id="by hand"))
 

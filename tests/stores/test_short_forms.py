@@ -42,25 +42,6 @@ def test_what_users_do_with_a_ledger_on_s3(names):
     assert broken == {name: [] for name in names}, done.stderr[-5000:]
 
 
-def test_the_server_refuses_to_overwrite_on_condition_only():
-    """Otherwise the results of contention would mean nothing."""
-    with contextlib.closing(S3Server()) as server:
-        client = server.client()
-        client.create_bucket(Bucket="bucket")
-        with server.counted() as asked:
-            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"1", IfNoneMatch="*")
-            with pytest.raises(client.exceptions.ClientError, match="PreconditionFailed"):
-                client.put_object(
-                    Bucket="bucket", Key="_delta_log/1.json", Body=b"2", IfNoneMatch="*"
-                )
-            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"3")
-        wanted = [(True, "200"), (True, "412"), (False, "200")]
-        assert [(condition, status) for _, condition, status in asked.commits] == wanted
-        assert asked.by_method == {"PUT": 3}
-        server.conditional = False
-        client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
-
-
 def test_a_spool_file_is_written_and_read_by_one_request_each():
     """Arrow alone writes a file in three requests, and reads a stream in one for each part.
 

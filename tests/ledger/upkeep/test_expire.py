@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,14 +16,13 @@ from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.append.delta_rs import commit, open_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.query.backfill_marks import about_to_send, settled_since
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.backfill_marks import about_to_send
 from rocket_sink.ledger.records import (
     build_rows,
     in_flight_rows,
     in_order,
     replaced,
-    resolution_rows,
 )
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.transport.data_files import write_data_files
@@ -35,10 +33,10 @@ from rocket_sink.ledger.views import reader
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
 from tests.growth import SPARK, TASKS, Growth
 from tests.ledger.views import quick_ledger
-from tests.run_command import Done, run_command
+from tests.run_command import run_command
 
 from ..night import at, store
-from ..values import accounts, confirmed, context, letter, sends
+from ..values import accounts, confirmed, context, letter, resolved, sends
 
 NOW = dt.datetime.now(tz=dt.timezone.utc)
 DAY_MS = 86_400_000
@@ -47,26 +45,25 @@ HALF_DAY = 0.5
 BODY = b"name: N14228"
 
 
-def days_ago(days: float) -> dt.datetime:
+def days_ago(days):
     return NOW - dt.timedelta(days=days)
 
 
-def letter_id(batch: pa.RecordBatch) -> str:
+def letter_id(batch):
     return str(batch["letter_id"][0])
 
 
-def resolved(letter: pa.RecordBatch, resolution: str, days: float) -> pa.RecordBatch:
-    values = {"letter_id": letter["letter_id"], "topic": letter["topic"], "resolution": resolution}
-    return at(resolution_rows(values, context(query_id="resolve")), days_ago(days))
+def resolved_ago(letter, resolution, days):
+    return at(resolved(letter, resolution), days_ago(days))
 
 
 class Rows:
     """The ledger of a query with six epochs, one every ten days; the last epoch was today. Each
     epoch was confirmed an hour after its accounts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.letters: dict[int, pa.RecordBatch] = {}
-        batches: list[pa.RecordBatch] = []
+    def __init__(self, folder):
+        self.letters = {}
+        batches = []
         for epoch in range(6):
             ctx = context(epoch=epoch, task_attempt_id=epoch)
             dead = letter(ctx, BODY)
@@ -77,24 +74,23 @@ class Rows:
             batches += [at(confirmed(ctx, 14, rows_in=14), days_ago(age))]
         # Epoch 0: resent; 1: pending; 2: parked; 3: dropped; 4: resent; 5: pending.
         ends = {0: ("resent", 45), 2: ("parked", 25), 3: ("dropped", 15), 4: ("resent", 5)}
-        batches += [resolved(self.letters[epoch], *end) for epoch, end in ends.items()]
+        batches += [resolved_ago(self.letters[epoch], *end) for epoch, end in ends.items()]
         half = len(batches) // 2
         for number, part in enumerate((batches[:half], batches[half:]), 1):  # two files of a kind
             store(folder, in_order(part, number << 32))
-        self.place: LedgerPath = resolve_path(folder)
+        self.place = resolve_path(folder)
 
-    def expire(self, retention: Retention, table: Any = None, **more: Any) -> Expired:
-        table, quick = table or open_table(self.place), quick_ledger(self.place.root)
-        return expire(self.place, table, quick.query, retention, **more)
+    def expire(self, retention, table=None, **more):
+        query = quick_ledger(self.place.root).query
+        return expire(self.place, table or open_table(self.place), query, retention, **more)
 
-    def epochs(self, kind: str) -> list[int]:
+    def epochs(self, kind):
         """Return the epochs of a kind's rows, read by delta-rs."""
         rows = DeltaTable(self.place.root).to_pyarrow_table(columns=["kind", "epoch"]).to_pylist()
         return sorted({row["epoch"] for row in rows if row["kind"] == kind})
 
-    def query(self, select: str) -> list[dict[str, Any]]:
-        quick = quick_ledger(self.place.root)
-        return list(quick.query(select).to_pylist())
+    def query(self, select):
+        return quick_ledger(self.place.root).query(select).to_pylist()
 
 
 @pytest.fixture
@@ -127,7 +123,7 @@ def test_old_rows_go_and_a_trial_tells_which(rows):
 
 
 def test_rows_without_a_time_and_files_without_statistics_are_read(rows):
-    ctx, table = context(query_id="by hand", lane="batch"), open_table(rows.place)
+    ctx, table = context(query_id="batch", lane="batch"), open_table(rows.place)
     for batch in (at(sends(ctx), None), at(sends(ctx), days_ago(40))):
         [file] = write_data_files(rows.place, in_order([batch], 2 << 32))
         commit(rows.place, table, [dataclasses.replace(file, stats="")], "", 0)
@@ -138,12 +134,11 @@ def test_rows_without_a_time_and_files_without_statistics_are_read(rows):
 
 def test_an_expiry_by_hand_deletes_what_was_replaced_long_ago(tmp_path):
     growth = Growth(str(tmp_path / "ledger"), 0.001)
-    for _ in range(3):
-        growth.grow()
+    growth.grow_by(3)
     ledger = Ledger(growth.place.root)
     ledger.optimize(SPARK)
 
-    def files() -> int:
+    def files():
         return len([*Path(ledger.path).glob("kind=*/*")])
 
     assert files() == 8
@@ -186,7 +181,7 @@ def test_letters_that_were_put_aside_can_be_taken_back(rows):
     for _ in range(2):
         rows.expire(Retention({"epoch": DAY_MS, "backfill": DAY_MS}, 7 * DAY_MS))
     assert rows.epochs("epoch") == [1, 2, 3, 4, 5]
-    taken_back = [resolved(rows.letters[epoch], "unparked", 0) for epoch in (2, 3)]
+    taken_back = [resolved_ago(rows.letters[epoch], "unparked", 0) for epoch in (2, 3)]
     store(rows.place.root, in_order(taken_back, 3 << 32))
     pending = "SELECT letter_id, body FROM pending_letters WHERE epoch IN (2, 3) ORDER BY epoch"
     bodies = [tuple(row.values()) for row in rows.query(pending)]
@@ -219,15 +214,14 @@ def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows):
     assert rows.epochs("send") == [3, 4, 5]
 
 
-def test_an_open_transaction_stays_whole(tmp_path):
-    rows = Rows(tmp_path / "ledger")
+def test_an_open_transaction_stays_whole(rows):
     epochs = [context(query_id="half", epoch=epoch, lane="batch") for epoch in (0, 1)]
     halves = [replaced(sends(ctx), {"half": pa.array([True])}) for ctx in epochs]
     end_rows = build_rows("transaction", 1, {"committed": 7}, epochs[0])
     dead = letter(epochs[1])
     batches = [at(batch, days_ago(30)) for batch in (*halves, end_rows, dead)]
-    batches.append(resolved(dead, "resent", 29))
-    store(tmp_path / "ledger", in_order(batches, 2 << 32))
+    batches.append(resolved_ago(dead, "resent", 29))
+    store(rows.place.root, in_order(batches, 2 << 32))
     rows.expire(Retention({"transaction": DAY_MS}))
     assert rows.epochs("transaction") == [0]
     rows.expire(Retention(dict.fromkeys(KINDS, DAY_MS)))
@@ -251,7 +245,6 @@ def test_bodies_of_settled_letters_go(rows):
 def test_spark_drops_the_same_rows(spark, rows):
     """Judge by Spark, which reads ledgers on stores."""
     table, retention = open_table(rows.place), Retention(dict.fromkeys(KINDS, DAY_MS), DAY_MS)
-    assert table is not None
     frame = spark.read.format("delta").load(rows.place.uri)
     by_spark = expire(rows.place, table, reader(frame), retention, dry_run=True)
     assert by_spark == rows.expire(retention)
@@ -259,7 +252,6 @@ def test_spark_drops_the_same_rows(spark, rows):
 
 def test_an_expiry_beside_a_merge_brings_nothing_back(rows):
     table, retention = open_table(rows.place), Retention({"send": 25 * DAY_MS})
-    assert table is not None
     expired = rows.expire(retention)
     assert expired.rows == {"send": 6}
     assert rows.expire(retention, table) == dataclasses.replace(expired, busy=True)
@@ -302,12 +294,12 @@ def test_a_ledger_that_cannot_expire_says_so_once(uri, rows, monkeypatch, caplog
 def test_expire_as_a_user_does(rows):
     """Judge the command by delta-rs, and by the bytes of the files that the table names."""
 
-    def expire(*more: str) -> Done:
+    def expire(*more):
         arguments = ("ledger", "expire", "--ledger", rows.place.root, "--older-than", "25d")
         session = SimpleNamespace(**vars(SPARK), stop=None)
         return run_command(*arguments, "--kind", "send", *more, spark=session)
 
-    def bodies() -> int:
+    def bodies():
         files = map(Path, DeltaTable(rows.place.root).file_uris())
         return sum(file.read_bytes().count(BODY) for file in files)
 
@@ -355,33 +347,28 @@ OLD = Retention({"send": 1})
 """The age of sends at which they go: all are older, but the last two epochs keep their sends."""
 
 
-def expire_now(growth: Growth) -> bool:
+def expire_now(growth):
     """Expire and merge; return whether nobody else rewrote the table meanwhile."""
-    table, quick = open_table(growth.place), quick_ledger(growth.place.root)
-    assert table is not None
-    done = expire(growth.place, table, quick.query, OLD)
-    newest = open_table(growth.place)
-    assert newest is not None
-    merge(growth.place, newest, everything=True)
+    quick = quick_ledger(growth.place.root)
+    done = expire(growth.place, open_table(growth.place), quick.query, OLD)
+    merge(growth.place, open_table(growth.place), everything=True)
     return not done.busy
 
 
 def test_folds_and_reports_lose_nothing(tmp_path):
     growth = Growth(str(tmp_path / "ledger"), 600.0)
-    for _ in range(3):
-        growth.grow()
-
+    growth.grow_by(3)
     done = {"reports": 0, "expiries": 0}
     expired = threading.Event()
 
-    def grow() -> None:
+    def grow():
         while growth.epochs < FOLDS or min(done.values()) < 2:
             growth.grow()
             if growth.epochs % 15 == 0:  # folds are seldom, and an expiry is seldom too late
                 expired.clear()
                 assert expired.wait(120), "no expiry ended"
 
-    def report() -> None:
+    def report():
         """Each report adds up, and none has fewer epochs than the report before."""
         epochs = 0
         while not folds.done():
@@ -392,7 +379,7 @@ def test_folds_and_reports_lose_nothing(tmp_path):
             epochs = row["n"]
             done["reports"] += 1
 
-    def keep_expiring() -> None:
+    def keep_expiring():
         while not folds.done():
             done["expiries"] += expire_now(growth)
             expired.set()
@@ -413,21 +400,11 @@ def test_folds_and_reports_lose_nothing(tmp_path):
     assert sorted(r["epoch"] for r in counts if r["kind"] == "send") == last
 
 
-def test_a_backfill_takes_a_rewrite_for_no_resolution(tmp_path):
-    growth = Growth(str(tmp_path / "ledger"), 600.0)
-    growth.grow()
-    version = DeltaTable(growth.place.root).version()
-    growth.grow()
-    growth.grow()
-    assert expire_now(growth)
-    assert settled_since(growth.place, version) == set()
-
-
 @pytest.mark.spark
 def test_a_stream_of_the_ledgers_rows_has_each_once(spark, tmp_path):
     growth, seen = Growth(str(tmp_path / "ledger"), 600.0), tmp_path / "seen"
 
-    def read_on() -> pa.Table:
+    def read_on():
         stream = spark.readStream.format("delta").load(growth.place.uri).where("kind = 'epoch'")
         stream = stream.select("epoch", "partition").writeStream.format("parquet")
         stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
@@ -435,8 +412,7 @@ def test_a_stream_of_the_ledgers_rows_has_each_once(spark, tmp_path):
         ).start(str(seen)).awaitTermination()
         return spark.read.parquet(str(seen)).toArrow()
 
-    for _ in range(4):
-        growth.grow()
+    growth.grow_by(4)
     assert len(read_on()) == 4 * (TASKS + 1)
     assert expire_now(growth)
     growth.grow()
