@@ -11,7 +11,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
-from rocket_sink.ledger.records import in_order, isolation_rows, send_rows
+from rocket_sink.ledger.records import in_order, isolation_rows, replaced, send_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.routing.fault import Isolation
@@ -38,9 +38,8 @@ def store(folder, batches):
 
 def at(batch, moment):
     """Return the rows with another time."""
-    place = LEDGER_SCHEMA.get_field_index("at")
-    times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field(place).type)
-    return batch.set_column(place, LEDGER_SCHEMA.field(place), times)
+    times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
+    return replaced(batch, {"at": times})
 
 
 def at_second(batch, second):

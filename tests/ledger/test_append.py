@@ -80,11 +80,6 @@ def rows_in(place, spark=None):
     return Counter(zip(*rows.to_pydict().values(), strict=True))
 
 
-def forget_logs(spark):
-    """Clear the logs that Spark remembers, as in a session that starts now."""
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-
 @pytest.mark.spark
 def test_a_table_of_sparks_is_appended_to_by_both(spark, place):
     """Append past checkpoints of both, in a session that knows the log and in a new one."""
@@ -97,7 +92,8 @@ def test_a_table_of_sparks_is_appended_to_by_both(spark, place):
     log = Path(place.root, "_delta_log")
     assert json.loads((log / "_last_checkpoint").read_text())["version"] > 11
     assert rows_in(place, spark) == wanted
-    forget_logs(spark)
+    # A session that starts now remembers no log.
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     assert rows_in(place, spark) == wanted
     # A checkpoint with another's checksum would cost each new session seconds.
     assert not (log / "._last_checkpoint.crc").exists()

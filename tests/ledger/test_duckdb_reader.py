@@ -17,7 +17,6 @@ from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query import duckdb_reader
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import rows_of
 from tests.ledger.views import quick_ledger
 
@@ -205,16 +204,6 @@ def test_folders_behind_links_are_not_read(tmp_path, folder):
     # The user's own path to the ledger has a link.
     (tmp_path / "link").symlink_to(tmp_path / "ledger")
     assert quick_ledger(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
-
-
-def test_a_spool_of_links_has_an_end(tmp_path):
-    path = store(tmp_path, [accounts(context(), acked=1)])
-    writer = SpoolWriter(path, context(epoch=1))
-    writer.append(accounts(context(epoch=1), acked=1))
-    for name in ("a", "b"):
-        (tmp_path / "_spool" / name).symlink_to(".")
-    assert quick_ledger(path).unfolded_epochs == 1
-    writer.abort()
 
 
 def test_a_session_reads_the_ledgers_files_only(tmp_path):

@@ -4,25 +4,37 @@ queries that an `appId` names."""
 import functools
 import itertools
 import shutil
+from pathlib import Path
 
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.epoch_starts import (
+    ROWS_FACT,
     EpochStarts,
+    IdFacts,
+    begin_batch,
+    begin_commit,
     begin_epoch,
     begin_named_write,
     begin_write,
+    check_whole,
     claim_app_id,
+    end_commit,
     end_named_write,
     end_write,
+    last_begun,
+    note_refused_frame,
     query_of,
     unrecorded_epoch,
 )
+from rocket_sink.ledger.notes import now_ms
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
+
+from .values import refusal
 
 
 def test_an_epoch_that_was_begun_before_is_known(place):
@@ -53,31 +65,26 @@ def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_pat
     assert begin_write(place, "a", "2") == ("2", True)
 
 
-class Run:
-    """A run of the query `q` with task attempts, each minutes after the one before."""
-
-    def __init__(self, ledger, run):
-        self._place = resolve_path(ledger)
-        self._ctx = RunContext("q", run, 7, 0, worker="w:1")
-
-    def begin(self):
-        starts = EpochStarts(self._place, self._ctx, clock=itertools.count(1.0, 60.0).__next__)
-        starts.begin({"t": frozenset("a")})
-        return starts
+def begun(ledger, run):
+    """Begin a task attempt in a run of the query `q`; its looks are minutes apart."""
+    ctx = RunContext("q", run, 7, 0, worker="w:1")
+    starts = EpochStarts(resolve_path(ledger), ctx, clock=itertools.count(1.0, 60.0).__next__)
+    starts.begin({"t": frozenset("a")})
+    return starts
 
 
 def test_a_run_that_another_one_followed_goes_no_further(tmp_path):
     """The run that began last goes on, independent of the order of names."""
     for first, second in (("r1", "r2"), ("s2", "s1")):
-        zombie = Run(tmp_path / first, first).begin()
+        zombie = begun(tmp_path / first, first)
         zombie.check()
-        follower = Run(tmp_path / first, second).begin()
+        follower = begun(tmp_path / first, second)
         with pytest.raises(CheckpointError, match="taken the query q over"):
             zombie.check()
         with pytest.raises(CheckpointError):
-            Run(tmp_path / first, first).begin()
+            begun(tmp_path / first, first)
         follower.check()
-        Run(tmp_path / first, second).begin().check()
+        begun(tmp_path / first, second).check()
 
 
 def test_it_looks_once_a_second(tmp_path):
@@ -85,7 +92,7 @@ def test_it_looks_once_a_second(tmp_path):
     ctx = RunContext("q", "r1", 7, 0, worker="w:1")
     starts = EpochStarts(resolve_path(tmp_path), ctx, clock=times.__next__)
     starts.begin({"t": frozenset("a")})
-    Run(tmp_path, "r2").begin()
+    begun(tmp_path, "r2")
     starts.check()
     for _ in range(2):  # A thread that goes on after the error is refused, too.
         with pytest.raises(CheckpointError):
@@ -93,16 +100,74 @@ def test_it_looks_once_a_second(tmp_path):
 
 
 def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
+    def begin(partition, stage_id, task, epoch=7):
+        ctx = RunContext("q", "r", epoch, partition, stage_id, task_attempt_id=task, worker="w:1")
+        facts = IdFacts(first_ids=[str(task)], cluster=["n:1"])
+        return EpochStarts(place, ctx).begin({"t": frozenset(str(task))}, facts)
 
-    def begin(partition, stage_id, task):
-        ctx = RunContext("q", "r", 7, partition, stage_id, task_attempt_id=task, worker="w:1")
-        return EpochStarts(place, ctx).begin({"t": frozenset("a")}) is not None
-
-    assert [begin(partition, 1, partition) for partition in (0, 1)] == [False, False]
+    begun_ms = now_ms()
+    assert [begin(partition, 1, partition) for partition in (0, 1)] == [None, None]
     # Spark runs the stage again, and counts the partition's attempts from 0 again.
-    assert begin(1, 1, 2)
-    # Another job of the epoch may have other partitions.
-    assert begin(2, 5, 3)
+    prior = begin(1, 1, 2)
+    assert prior.brokers == {"t": frozenset("1")} and begun_ms <= prior.since_ms <= now_ms()
+    assert (prior.facts, prior.clusters) == ([IdFacts({}, {}, ["1"], "", "", ["n:1"])], [["n:1"]])
+    # Another job of the epoch may have other partitions, whose first ids say nothing.
+    prior = begin(2, 5, 3)
+    assert prior.brokers == {"t": frozenset("012")}
+    assert [facts.first_ids for facts in prior.facts] == [()] * 3
+    # A later epoch's rows may have the same ids; its facts are of other rows. Three epochs stay.
+    begin(0, 6, 4, epoch=9)
+    assert len(begin(1, 7, 5).clusters) == 5
+    begin(0, 8, 6, epoch=10)
+    (note,) = (Path(place.root) / "_notes" / "starts" / "q-q").glob("9/*")
+    note.write_text("{}")
+    with refusal(note, "cannot be read .*: delete it if its epoch has sent nothing"):
+        begin(0, 1, 7, epoch=9)
+    assert {path.name for path in note.parents[1].iterdir()} == {"9", "10"}
+
+
+def test_a_refused_frame_keeps_its_epoch_from_being_skipped(place):
+    begin_epoch(place, "q", 5)
+    check_whole(place, "q", 5, is_held=True)
+    note_refused_frame(place, "q", 5)
+    check_whole(place, "q", 4, is_held=True)
+    with pytest.raises(CheckpointError, match="has one frame of the epoch 5 of the q") as refused:
+        check_whole(place, "q", 5, is_held=True)
+    facts = refused.value
+    assert (facts.query_id, facts.ledger_epoch, facts.checkpoint_epoch) == ("q", 5, 5)
+    check_whole(place, "q", 5, is_held=False)  # All of the epoch is sent again.
+    check_whole(place, "q", 5, is_held=True)
+    assert last_begun(place, "q") == 5
+
+
+def test_a_batch_id_names_one_frame(place):
+    names = {"appId": "a", "batchId": "b", "delivery": "effectively_once"}
+    options = SinkOptions.parse(nameServer="127.0.0.1:1", topic="t", ledger=place.root, **names)
+    batches = [begin_batch(options, run, {"the frame": "x"}) for run in ("one", "two")]
+    assert [(batch.query_id, batch.is_new) for batch in batches] == [
+        ("a/b/one", True), ("a/b/one", False),
+    ]  # fmt: skip
+    assert batches[0].summary == {}
+    batches[0].end({"rows_in": 7})
+    done = begin_batch(options, "three", {"the frame": ""})  # The frame is unknown.
+    assert done.summary == {"rows_in": 7}
+    done.check({ROWS_FACT: 7})
+    with pytest.raises(CheckpointError, match="number of rows was 7, and is 8"):
+        done.check({ROWS_FACT: 8})
+    for changed, frame, text in (
+        (options, "y", "the frame was x, and is y"), (options.with_(topic="u"), "x", "was t, and"),
+        (options.with_(nameServer="127.0.0.1:2"), "x", "127.0.0.1:1, and this write is for 127.0"),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match=text) as other:
+            begin_batch(changed, "four", {"the frame": frame})
+        assert other.value.query_id == "a/b/one"
+
+
+def test_a_commit_that_was_begun_before_is_known(place):
+    begun = [begin_commit(place, "q", epoch) for epoch in (1, 1, 2)]
+    assert begun == [True, False, True]
+    end_commit(place, "q", 1)
+    assert begin_commit(place, "q", 1) and not begin_commit(place, "q", 2)
 
 
 def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):

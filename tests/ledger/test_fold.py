@@ -193,17 +193,6 @@ def test_a_fold_by_sparks_delta_has_all_rows(spark, tmp_path, monkeypatch, drive
     assert rows[0] == rows[1] != []
 
 
-def test_killed_again_in_the_repair(tables):
-    before = partitions(tables)
-    spool(str(tables), 9000)
-    for step in ("append", "appended", "delete", "deleted"):
-        with pytest.raises(Killed):
-            fold(SPARK, str(tables), on_step=kill_at(step))
-    assert fold(SPARK, str(tables)).recovered == 1
-    assert partitions(tables) == before + Counter({9000: 2})
-    assert left(tables) == []
-
-
 def test_a_live_writers_file_waits(tables):
     writer = SpoolWriter(str(tables), context(partition=9200))
     writer.append(sends(writer._ctx, 2))

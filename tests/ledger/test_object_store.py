@@ -20,13 +20,10 @@ from rocket_sink.ledger.storage import (
     open_store,
 )
 from rocket_sink.ledger.transport import files as spool_files
-from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from tests.stores.server import S3Server
 
-from .values import context, sends, write_spool
-
-EPOCHS = 30
+from .values import context, refusal, sends, write_spool
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +47,6 @@ def keys(store, place):
     prefix = place.root.partition("/")[2]
     objects = store.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
     return [item["Key"].removeprefix(f"{prefix}/") for item in objects]
-
-
-def test_after_many_epochs_nothing_stays(store, place):
-    filesystem = place.filesystem()
-    for epoch in range(EPOCHS):
-        write_spool(place, context(epoch=epoch), sends(context(epoch=epoch), 2))
-    files = spool_files.sealed_files(place, filesystem)
-    assert len(files) == len(spool_files.spooled_epochs(place)) == EPOCHS
-    batches = [batch for info in files for batch in read_batches(info.path, filesystem)]
-    assert sum(batch.num_rows for batch in batches) == 2 * EPOCHS
-    for info in files:
-        filesystem.delete_file(info.path)
-    assert set(keys(store, place)) <= {"", "_spool/"}
 
 
 def test_a_damaged_object_is_put_aside(store, place):
@@ -159,18 +143,25 @@ def test_hadoops_names_are_pyarrows_arguments(uri, properties, wanted, monkeypat
     assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
 
 
-def test_azures_account_key_is_taken():
-    key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
-    opened = open_store("abfss://box@me.dfs.core.windows.net/l", key)
-    assert opened[0].type_name == "abfs"
-    assert opened[1] == "box/l"
+AZURE = "abfss://box@me.dfs.core.windows.net/l"
+AZURE_KEY = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
+
+
+def test_azures_account_key_is_taken(monkeypatch):
+    opened, root = open_store(AZURE, AZURE_KEY)
+    assert (opened.type_name, root) == ("abfs", "box/l")
+    monkeypatch.setattr(fs, "AzureFileSystem", lambda account, **arguments: (account, arguments))
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:1/me")
+    ends = {f"{kind}_storage_authority": "127.0.0.1:1" for kind in ("blob", "dfs")}
+    ends |= {f"{kind}_storage_scheme": "http" for kind in ("blob", "dfs")}
+    assert open_store(AZURE, AZURE_KEY) == (("me", {"account_key": "a2V5", **ends}), "box/l")
 
 
 @pytest.mark.parametrize(
     ("uri", "endpoint", "wanted"),
     [
-        ("abfss://box@me.dfs.core.windows.net/l", "", {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}),
-        ("abfss://box@me.dfs.core.windows.net/l", "http://127.0.0.1:1/me",
+        (AZURE, "", {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}),
+        (AZURE, "http://127.0.0.1:1/me",
          {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5", "AZURE_ALLOW_HTTP": "true"}),
         ("gs://box/l", "", {}),
         ("hdfs://name-node:8020/l", "", {}),
@@ -178,8 +169,27 @@ def test_azures_account_key_is_taken():
 )  # fmt: skip
 def test_delta_rs_gets_the_account_key(monkeypatch, uri, endpoint, wanted):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
-    key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
-    address, options = delta_rs_address(uri, key)
+    address, options = delta_rs_address(uri, AZURE_KEY)
     assert (address, {**options, **wanted}) == (uri, options)
     assert set(options) - set(wanted) == {"max_retries", "backoff_config.init_backoff"}
     assert always_refuses(uri) and has_delta_rs(uri)
+
+
+def test_delta_rs_gets_the_settings_of_s3(monkeypatch):
+    """The address of the settings wins; a session token in the environment is of other keys."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "https://elsewhere")
+    names = {"endpoint": "minio:9000", "connection.ssl.enabled": "false", "access.key": "a",
+             "secret.key": "s", "endpoint.region": "r"}  # fmt: skip
+    settings = {f"fs.s3a.{name}": Secret(value) for name, value in names.items()}
+    address, options = delta_rs_address("s3a://b/l", settings)
+    by_name = {"AWS_ENDPOINT_URL": "http://minio:9000", "AWS_ENDPOINT_URL_S3": "http://minio:9000",
+               "AWS_ALLOW_HTTP": "true", "AWS_CONDITIONAL_PUT": "etag", "AWS_REGION": "r",
+               "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}  # fmt: skip
+    assert (address, {**options, **by_name}) == ("s3://b/l", options)
+    assert delta_rs_address("s3://b/l", {})[1]["AWS_ALLOW_HTTP"] == "false"
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+    with refusal("s3a://b/l", "belongs to others; unset it, or set fs.s3a.session.token"):
+        delta_rs_address("s3a://b/l", settings)
+    settings["fs.s3a.session.token"] = Secret("t")
+    assert delta_rs_address("s3a://b/l", settings)[1]["AWS_SESSION_TOKEN"] == "t"

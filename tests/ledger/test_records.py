@@ -16,7 +16,6 @@ from rocket_sink.ledger.records import (
     confirmed_row,
     dead_letter_rows,
     epoch_row,
-    in_flight_rows,
     isolation_rows,
     resolution_rows,
     send_rows,
@@ -80,13 +79,6 @@ def test_a_fact_of_an_attempt_is_stored(fact, value, stored):
     assert send_rows([], context()).num_rows == 0
 
 
-def test_in_flight_rows_are_sends_without_an_answer():
-    batch = in_flight_rows([1, 2], context(), topic="t", message_count=[3, 4], body_bytes=[30, 40])
-    assert [r["outcome"] for r in batch.to_pylist()] == ["in_flight", "in_flight"]
-    assert row(batch, 1)["request"] == 2
-    assert row(batch, 1)["rtt_ms"] is None
-
-
 def test_isolations_move_from_the_monotonic_clock_to_the_wall():
     event = Isolation("broker-a", "REQUEST_TIMEOUT", 10_000.0, 100.0, 130.0, False, "t")
     values = row(isolation_rows([event], context(), now_s=110.0, now_us=1_700_000_000_000_000))
@@ -96,7 +88,9 @@ def test_isolations_move_from_the_monotonic_clock_to_the_wall():
     assert (values["broker_name"], values["topic"], values["reachable"]) == ("broker-a", "t", False)
 
 
-def test_a_task_summary_becomes_an_epoch_row():
+def test_a_task_and_the_driver_each_make_an_epoch_row():
+    values = row(confirmed_row(context(partition=None), num_input_rows=9))
+    assert (values["partition"], values["num_input_rows"], values["complete"]) == (None, 9, None)
     summary = TaskSummary(
         rows_in=10, acked=6, degraded=1, dead=2, unknown=1, duplicates_possible=3,
         first_error="no\nroute",
@@ -107,13 +101,6 @@ def test_a_task_summary_becomes_an_epoch_row():
     assert values["filtered"] == 0
     assert values["complete"] is True
     assert values["first_error"] == "no route"
-
-
-def test_the_drivers_row_has_no_partition():
-    values = row(confirmed_row(context(partition=None), num_input_rows=9))
-    assert values["partition"] is None
-    assert values["num_input_rows"] == 9
-    assert values["complete"] is None
 
 
 def test_resolutions_take_columns():
@@ -146,12 +133,7 @@ def test_all_columns_come_through():
             "delivery_timestamp_ms": pa.array([2**60, None], pa.int64()),
             "event_time_ms": pa.array([1_700_000_000_123, 2**62], pa.int64()),
             "order_by": pa.array([1, 2]),
-            "flag": pa.array([7, 8]),
-            "wait_store": pa.array([False, None]),
-            "message_id": pa.array(["ID1", "ID2"]),
             "reason": pa.array(["data", "unknown"]),
-            "last_error_code": "NULL_BODY",
-            "attempts": 0,
         }
     )
     assert (first["body"], first["body_bytes"], second["body"]) == (b"one", 3, None)

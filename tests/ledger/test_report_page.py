@@ -40,7 +40,6 @@ FLAGS = (
     "disable-background-networking", "disable-component-update", "disable-sync",
     "window-size=1280,900",
 )  # fmt: skip
-TOOLS = ("chromium", "chromedriver")
 
 
 @dataclass
@@ -123,17 +122,17 @@ def browser(tmp_path_factory):
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    paths = {name: shutil.which(name) for name in TOOLS}
-    if not all(paths.values()):
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and chromedriver):
         pytest.fail("these tests need a browser: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = str(paths["chromium"])
+    options.binary_location = chromium
     for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     # Selenium's own manager would look for drivers on the network.
     with mock.patch.dict(os.environ, SE_OFFLINE="true", SE_AVOID_STATS="true"):
-        driver = webdriver.Chrome(options=options, service=Service(paths["chromedriver"]))
+        driver = webdriver.Chrome(options=options, service=Service(chromedriver))
         driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Shanghai"})
         yield Page(driver)
         driver.quit()

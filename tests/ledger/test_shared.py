@@ -1,5 +1,10 @@
-"""The proof of tasks that they see the driver's ledger and can write to it."""
+"""The proof of tasks that they see the driver's ledger and can write to it.
 
+File systems without hard links are refused before rows are sent, and before each commit.
+"""
+
+import datetime as dt
+import errno
 import os
 import pickle
 import subprocess
@@ -15,6 +20,7 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 
+from rocket_sink import Ledger, cli
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger import token as token_module
@@ -25,9 +31,10 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.session_checks import check_session
+from rocket_sink.testing import FakeCluster
 from tests.stores.server import StoreServer, s3_options
 
-from .values import refusal
+from .values import accounts, context, refusal, session, write_spool
 
 
 @pytest.fixture(autouse=True)
@@ -278,3 +285,55 @@ def test_what_a_task_says_is_in_the_first_line():
     assert first_line(written) == "LedgerError: the ledger is another one"
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+SPARK = session()
+
+
+def refuse_links(monkeypatch, number):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", fail)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV]
+)
+def test_the_first_start_is_refused(tmp_path, monkeypatch, number):
+    """Refuse a start on file systems like FAT, blobfuse and some SMB mounts."""
+    refuse_links(monkeypatch, number)
+    place = resolve_path(tmp_path / "ledger")
+    with pytest.raises(LedgerError, match=r"the file system \w+ at /.*: it has no hard links"):
+        ledger_token(place, spools=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_check_says_so(tmp_path, monkeypatch, capsys):
+    refuse_links(monkeypatch, errno.EPERM)
+    with FakeCluster(brokers=1) as cluster:
+        code = cli.main(["check", "-n", cluster.name_server, "-t", "t", "--ledger", str(tmp_path)])
+    assert code == 1
+    assert "no hard links" in " ".join(capsys.readouterr().out.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EXDEV])
+def test_nothing_commits_and_a_report_reads(tmp_path, monkeypatch, caplog, number):
+    """Mount a ledger that was made elsewhere on a disk without links, with rows in its spool."""
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(SPARK, accounts(context(), acked=1))
+    write_spool(ledger.path, context(epoch=1), accounts(context(epoch=1), acked=1))
+    refuse_links(monkeypatch, number)
+    before = sorted(Path(ledger.path).rglob("*"))
+    for work, *arguments in (
+        (ledger.sync,), (ledger.append, accounts(context(epoch=2), acked=1)), (ledger.optimize,),
+        (ledger.vacuum,), (ledger.expire, {"send": dt.timedelta(days=1)}),
+        (Ledger(tmp_path / "other").create,),
+    ):  # fmt: skip
+        with pytest.raises(LedgerError, match="no hard links"):
+            work(SPARK, *arguments)
+    report = ledger.report(SPARK)
+    assert (report.totals.epochs, report.unfolded_epochs) == (1, 1)
+    assert "lacks the rows that are not folded yet" in caplog.text
+    assert sorted(Path(ledger.path).rglob("*")) == before

@@ -66,14 +66,6 @@ END = (99.0, "quick", 1.0)
 MIXED = sorted([*SLOW, *QUICK])
 
 
-def test_the_record_is_what_was():
-    replayed = replay(attempts(*MIXED), None)
-    assert (replayed.isolations, replayed.moved, replayed.unsent) == (0, 0, 0)
-    assert replayed.percentile(0.5) == 2.0
-    assert replayed.percentile(1.0) == 600.0
-    assert replayed.weight[-1] == len(MIXED)
-
-
 def test_hosts_have_tables_of_their_own():
     rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
     replayed = replay(attempts(*rows), PROFILES["5.x"])
@@ -384,6 +376,7 @@ def test_a_value_that_is_set_is_not_advised_again(tmp_path):
     recorded = first.candidates[0]
     figures = [recorded.p50_ms, recorded.p99_ms, recorded.p999_ms, recorded.max_ms]
     assert figures == pytest.approx([1.5, 2.48, 2.498, 2.499], abs=0.002)
+    assert (recorded.name, recorded.isolations, recorded.moved) == (RECORDED, 0, 0)
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
     assert again.options == {}
     assert NOTHING_TO_GAIN in text_of(again)

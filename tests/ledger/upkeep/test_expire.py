@@ -398,25 +398,3 @@ def test_folds_and_reports_lose_nothing(tmp_path):
     assert sorted(accounts) == list(range(1, growth.epochs))
     last = [growth.epochs - 2, growth.epochs - 1]
     assert sorted(r["epoch"] for r in counts if r["kind"] == "send") == last
-
-
-@pytest.mark.spark
-def test_a_stream_of_the_ledgers_rows_has_each_once(spark, tmp_path):
-    growth, seen = Growth(str(tmp_path / "ledger"), 600.0), tmp_path / "seen"
-
-    def read_on():
-        stream = spark.readStream.format("delta").load(growth.place.uri).where("kind = 'epoch'")
-        stream = stream.select("epoch", "partition").writeStream.format("parquet")
-        stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
-            availableNow=True
-        ).start(str(seen)).awaitTermination()
-        return spark.read.parquet(str(seen)).toArrow()
-
-    growth.grow_by(4)
-    assert len(read_on()) == 4 * (TASKS + 1)
-    assert expire_now(growth)
-    growth.grow()
-    assert expire_now(growth)
-    rows = read_on()
-    assert len(rows) == 5 * (TASKS + 1)
-    assert set(rows["epoch"].to_pylist()) == set(range(5))
