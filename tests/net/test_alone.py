@@ -1,24 +1,22 @@
 """The parts of connections, each alone: with sockets, transports and clocks of the test."""
 
+import contextlib
 import errno
-import logging
 import ssl
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from rocket_sink import errors
 from rocket_sink.errors import Outcome
-from rocket_sink.net import channel as channels
 from rocket_sink.net import client as clients
 from rocket_sink.net import identity, log, tls
 from rocket_sink.net.channel import HEARD_RECENTLY_S, Channel, WriteQueue
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.net.identity import Identity
 from rocket_sink.net.resolve import Resolver
-from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.net.transport import (
     PATIENCE_S,
     StreamEnded,
@@ -38,10 +36,10 @@ NOW_S = 1000.0
 # --- addresses ---------------------------------------------------------------------------------
 
 
-def targets(*names: str) -> tuple[Targets, Resolver]:
+def targets(*names):
     resolver = Resolver(lambda: None, lambda: NOW_S)
     look_up = SimpleNamespace(done=True, targets=[(2, 1, 6, "", name) for name in names])
-    resolver.look_up = lambda host, port: look_up  # type: ignore[method-assign, assignment, return-value]
+    resolver.look_up = lambda host, port: look_up
     target = Targets("h", 1, resolver)
     target.begin()
     return target, resolver
@@ -83,22 +81,22 @@ def test_failed_addresses_are_in_the_order_of_their_failure_and_few(monkeypatch)
     resolver.note("h", 1, "c", works=False)
     assert [t[4] for t in resolver.in_order("h", 1, order)] == ["a", "d", "b", "c"]
     assert [t[4] for t in resolver.in_order("h", 2, order)] == list("bacd")
-    resolver._known = {("h", 1): (SimpleNamespace(done=False), 0.0)}  # type: ignore[dict-item]
+    resolver._known = {("h", 1): (SimpleNamespace(done=False), 0.0)}
     resolver.forget("h", 1)
     assert resolver._known, "it is still being looked up"
     resolver.forget("other", 1)
 
 
-def transport(state: StreamState, *, heard: bool = False, answered: bool | None = None) -> Any:
+def transport(state, *, heard=False, answered=None):
     """Return a transport in this state; with `answered`, over TLS."""
     tcp = object.__new__(Transport)
     tcp.address, tcp.state, tcp._heard = "h:1", state, heard
-    tcp._tls = None if answered is None else SimpleNamespace(answered=answered, unsent=True)  # type: ignore[assignment]
-    notes: list[Any] = []
-    tcp.targets = SimpleNamespace(  # type: ignore[assignment]
+    tcp._tls = None if answered is None else SimpleNamespace(answered=answered, unsent=True)
+    notes = []
+    tcp.targets = SimpleNamespace(
         host="h", forget=lambda: notes.append("forget"), note=lambda works: notes.append(works),
     )  # fmt: skip
-    tcp.notes = notes  # type: ignore[attr-defined]
+    tcp.notes = notes
     return tcp
 
 
@@ -130,23 +128,14 @@ def test_an_address_that_has_sent_nothing_is_noted(state, heard, notes):
     assert tcp.notes == notes
 
 
-class Socket:
-    """A socket whose calls raise, or return, what the test has put there."""
-
-    def __init__(self, *results: Any) -> None:
-        self.results = list(results)
-
-    def recv(self, size=0):
-        result = self.results.pop(0)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    sendmsg = recv
+def socket_of(*results):
+    """Return a socket whose calls raise, or return, these results."""
+    call = MagicMock(side_effect=results)
+    return SimpleNamespace(recv=call, sendmsg=call)
 
 
 ALERT = ssl.SSLError(1, "alert")
-ALERT.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"  # type: ignore[misc]
+ALERT.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +150,7 @@ ALERT.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"  # type: ignore[misc]
 )
 def test_the_end_of_a_stream_has_its_reason(results, heard, text):
     tcp = transport(StreamState.OPEN, heard=heard)
-    tcp._stream = Socket(*results)
+    tcp._stream = socket_of(*results)
     if text is None:
         assert [tcp.read(), tcp.read(), tcp.read()] == [None, None, b"x"]
         assert tcp.notes == [True] and tcp._heard
@@ -182,8 +171,8 @@ def test_the_end_of_a_stream_has_its_reason(results, heard, text):
 )  # fmt: skip
 def test_a_write_that_fails_asks_for_the_servers_alert(write, read, heard, kind):
     tcp = transport(StreamState.OPEN, heard=heard, answered=True)
-    tcp._stream = Socket(write)
-    tcp._tls.recv = Socket(read).recv
+    tcp._stream = socket_of(write)
+    tcp._tls.recv = socket_of(read).recv
     tcp._security = SimpleNamespace(server_name="name", reload=lambda context: False)
     tcp._context = None
     if kind is None:
@@ -203,7 +192,7 @@ def test_bytes_that_tls_has_not_written_are_waited_for(unsent, is_done):
     tcp._handshake()
     assert (tcp.wants_write, tcp.unsent) == (unsent, unsent)
     assert (tcp.state is StreamState.OPEN) is is_done
-    tcp._stream, tcp.unsent = Socket(3), not unsent
+    tcp._stream, tcp.unsent = socket_of(3), not unsent
     assert tcp.write([b"abc"]) == 3 and tcp.unsent is unsent
 
 
@@ -225,7 +214,7 @@ def test_missing_descriptors_are_named():
     assert "ulimit -n" in str(error) and isinstance(error, errors.LocalResourcesError)
 
 
-def certificate(code: int) -> ssl.SSLCertVerificationError:
+def certificate(code):
     error = ssl.SSLCertVerificationError(1, "refused")
     error.verify_code, error.verify_message = code, "because"
     return error
@@ -249,7 +238,7 @@ def test_a_certificate_that_is_refused(codes, text):
 @pytest.mark.parametrize("reason", [*tls._ABOUT_US, *tls._ABOUT_ALL])
 def test_each_alert_has_its_text(reason):
     error = ssl.SSLError(1, "alert")
-    error.reason = f"TLSV1_ALERT_{reason}"  # type: ignore[misc]
+    error.reason = f"TLSV1_ALERT_{reason}"
     assert tls.explain(error, "me", answered=False) == tls._REASONS[reason]
     assert tls.refuses_us(error) is (reason in tls._ABOUT_US) and tls.is_final(error)
 
@@ -263,11 +252,11 @@ def test_files_that_have_changed_are_read_again(tmp_path, monkeypatch, files):
     paths = [tmp_path / name for name in files]
     for path in paths:
         path.write_text("one")
-    options: Any = SimpleNamespace(
+    options = SimpleNamespace(
         tls_ca=str(paths[0]) if paths else "", tls_cert=str(paths[-1]) if paths else "", tls_key="",
         tls_server_name="name",
     )  # fmt: skip
-    security.__init__(options)  # type: ignore[misc]
+    security.__init__(options)
     first = security.context
     assert security.server_name == "name" and security.context is first and len(contexts) == 1
     assert security.reload(None) is True, "another handshake has read them since"
@@ -280,44 +269,30 @@ def test_files_that_have_changed_are_read_again(tmp_path, monkeypatch, files):
 # --- frames and channels -----------------------------------------------------------------------
 
 
-def test_few_bytes_and_buffers_are_gathered_at_once(monkeypatch):
-    monkeypatch.setattr(channels, "GATHER_BYTES", 10)
-    monkeypatch.setattr(channels, "GATHER_BUFFERS", 20)
-    queue = WriteQueue()
-    for number in range(6):
-        queue.put(number, [b"abc"], 3)
-    assert len(queue.gather()) == 4, "ten bytes are enough"
-    queue.wrote(2)
-    assert [bytes(part) for part in queue.gather()] == [b"c", b"abc", b"abc", b"abc"]
-    assert (queue.partly_written_owner, queue.first_owner, queue.size) == (0, 0, 16)
-    many = WriteQueue()
-    for number in range(9):
-        many.put(number, [b"a"], 1)
-    assert len(many.gather()) == 4
-    assert not WriteQueue().first_owner and not WriteQueue().partly_written_owner
-
-
 class Owner:
-    def __init__(self) -> None:
-        self.ends: list[Any] = []
+    def __init__(self):
+        self.ends = []
 
     def on_end(self, *end):
         self.ends.append(end)
 
 
 class Wire:
-    """A transport that takes `takes` bytes and gives the received `data`, part by part."""
+    """A transport that takes `takes` bytes or raises it, and gives the received `data`, part by
+    part."""
 
     full_read = 8
     readable_now = False
     unsent = False
 
-    def __init__(self, takes: int = 0, data: Any = (), state: Any = StreamState.OPEN) -> None:
+    def __init__(self, takes=0, data=(), state=StreamState.OPEN):
         self.takes, self.data, self.state = takes, list(data), state
-        self.address, self.reads, self.is_noted = "h:1", list[int](), False
+        self.address, self.reads, self.is_noted = "h:1", [], False
         self.targets = SimpleNamespace(is_silent=lambda now_s: False)
 
     def write(self, buffers):
+        if isinstance(self.takes, Exception):
+            raise self.takes
         count = min(self.takes, sum(map(len, buffers)))
         self.takes -= count
         return count
@@ -339,12 +314,11 @@ class Wire:
         return errors.ConnectError("took too long")
 
 
-def opened(wire: Wire, on_request: Any = None) -> Channel:
-    stand_in: Any = wire
-    return Channel(stand_in, Connection(), on_request, now_s=NOW_S, connect_deadline_s=NOW_S + 3.0)
+def opened(wire, on_request=None):
+    return Channel(wire, Connection(), on_request, now_s=NOW_S, connect_deadline_s=NOW_S + 3.0)
 
 
-def requested(channel: Channel, deadline_s: float = NOW_S + 1.0) -> Owner:
+def requested(channel, deadline_s=NOW_S + 1.0):
     owner = Owner()
     head = channel.connection.send_request(Frame(1), deadline_s=deadline_s, token=owner)
     channel.write_queue.put(owner, [head, bytes(300 - len(head))], 300)
@@ -373,12 +347,19 @@ def test_a_request_whose_time_is_over(takes, state, kind, text, left):
     assert (channel.write_queue.size, bool(channel.write_queue.unowned_bytes)) == (left, left > 0)
 
 
+def test_requests_that_expire_together_are_withdrawn_together(monkeypatch):
+    """A withdrawal goes through the whole queue: one for each of 8,000 requests took 2.4 s."""
+    channel, withdrawals = opened(Wire()), MagicMock(side_effect=WriteQueue.withdraw)
+    monkeypatch.setattr(WriteQueue, "withdraw", lambda *args: withdrawals(*args))
+    owners = [requested(channel) for _ in range(3)]
+    channel.expire(NOW_S + 1.0)
+    assert [len(owner.ends) for owner in owners] == [1, 1, 1] and withdrawals.call_count == 1
+
+
 @pytest.mark.parametrize(("heard_s", "is_extended"), [(0.5, True), (0.49, False)])
 def test_a_live_peer_gets_more_time(heard_s, is_extended):
     channel, owner = opened(Wire(300)), Owner()
-    channel.connection.open_request(
-        deadline_s=NOW_S + 1.0, token=owner, latest_s=NOW_S + 9, oneway=False
-    )
+    channel.connection.open_request(deadline_s=NOW_S + 1.0, token=owner, latest_s=NOW_S + 9)
     channel.write_queue.put(owner, [bytes(100)], 100)
     channel.flush(NOW_S)
     channel.heard_s = channel.connection.last_heard_s = NOW_S + heard_s
@@ -393,6 +374,7 @@ def test_a_live_peer_gets_more_time(heard_s, is_extended):
     [
         (StreamEnded("cut"), 300, Outcome.UNKNOWN, errors.ConnectionLostError),
         (StreamEnded("cut"), 50, Outcome.NOT_SENT, errors.UnwrittenError),
+        (StreamEnded("cut"), StreamEnded("cut"), Outcome.NOT_SENT, errors.UnwrittenError),
         (errors.TlsError("refused"), 300, Outcome.NOT_SENT, errors.TlsError),
         (errors.ProducerClosedError("closed"), 300, Outcome.UNKNOWN, errors.UnknownOutcomeError),
         (errors.ProducerClosedError("closed"), 0, Outcome.NOT_SENT, errors.ProducerClosedError),
@@ -401,27 +383,13 @@ def test_a_live_peer_gets_more_time(heard_s, is_extended):
 def test_a_connection_that_ends(cause, takes, outcome, kind):
     channel = opened(Wire(takes))
     owner = requested(channel)
-    channel.flush(NOW_S)
-    assert channel.used_s == NOW_S
+    with contextlib.suppress(StreamEnded):
+        channel.flush(NOW_S)
     channel.fail(cause, NOW_S + 2.0)
     [(error, sent_s, at_s)] = owner.ends
     assert (type(error), error.outcome, sent_s, at_s) == (kind, outcome, None, NOW_S + 2.0)
     assert error.__cause__ is cause and error is not cause and channel.closed
     assert not channel.write_queue and "closed" in repr(channel)
-
-
-def test_a_write_that_failed_leaves_unwritten_requests_not_sent():
-    channel = opened(Wire())
-    owner, wire = requested(channel), channel.transport
-
-    def write(buffers):
-        raise StreamEnded("reset")
-
-    wire.write = write  # type: ignore[method-assign, assignment]
-    with pytest.raises(StreamEnded):
-        channel.flush(NOW_S)
-    channel.fail(StreamEnded("reset"), NOW_S)
-    assert owner.ends[0][0].outcome is Outcome.NOT_SENT
 
 
 def test_a_peers_silence_begins_with_the_last_byte_in_either_way():
@@ -437,39 +405,35 @@ def test_a_peers_silence_begins_with_the_last_byte_in_either_way():
 
 
 def test_a_turn_reads_a_bounded_number_of_times():
-    wire = Wire(data=[b"\0" * 0] * 0)
+    wire = Wire()
     channel = opened(wire)
-    channel._dispatch = lambda events, now_s: 0  # type: ignore[method-assign]
-    channel.connection.receive_data = lambda data, now_s: []  # type: ignore[method-assign]
+    channel._dispatch = lambda events, now_s: 0
+    channel.connection.receive_data = lambda data, now_s: []
     assert channel.receive(NOW_S + 1) is False and channel.heard_s == NOW_S
     wire.data = [b"x" * 8, b"x" * 7, b"x"]
-    assert (
-        channel.receive(NOW_S + 1) is False and wire.data == [b"x"] and channel.heard_s == NOW_S + 1
-    )
+    assert channel.receive(NOW_S + 1) is False and channel.heard_s == NOW_S + 1
+    assert wire.data == [b"x"]
     assert channel.receive(NOW_S + 1, to_the_end=True) is False and not wire.data
     wire.data = [b"x" * 8] * 20
     assert channel.receive(NOW_S + 1) is True and len(wire.data) == 4
-    channel._dispatch = lambda events, now_s: 65  # type: ignore[method-assign]
-    wire.data, wire.reads = [b"x" * 8] * 9, []
-    assert channel.receive(NOW_S) and channel.receive(NOW_S)
-    assert wire.reads == [65_536, 4096]
-    channel._dispatch = lambda events, now_s: 1  # type: ignore[method-assign]
-    wire.reads.clear()
-    assert channel.receive(NOW_S) and wire.reads == [4096], "it still floods"
-    channel._dispatch = lambda events, now_s: 0  # type: ignore[method-assign]
-    wire.data = [b"x" * 8] * 2
-    assert not channel.receive(NOW_S) and wire.reads[1:] == [4096, 65_536, 65_536]
 
 
-def test_a_peers_request_is_served_and_an_answer_to_nobody_is_not():
-    served: list[Any] = []
-    channel = opened(Wire(), lambda *request: served.append(request))
-    wire: Any = channel.transport
-    wire.data = [encode_frame(Frame(9, {"a": "b"})) + encode_frame(response_to(Frame(9), 0))]
-    wire.full_read = 10_000
-    assert channel.receive(NOW_S) is False
-    [(served_by, frame)] = served
-    assert served_by is channel and (frame.code, frame.ext) == (9, {"a": "b"})
+@pytest.mark.parametrize(
+    "frame", [Frame(9, flag=2), response_to(Frame(9), 0)], ids=["requests", "answers"]
+)
+def test_a_flood_from_one_peer_leaves_the_others_their_turn(frame):
+    """A turn reads 65,536 bytes, some milliseconds of work, not all that the kernel holds."""
+    wire, unasked, served = Wire(), encode_frame(frame), []
+    channel = opened(wire, lambda channel, request: served.append(request.code))
+    for data, reads, is_more in (
+        ([unasked * 64], [65_536, 65_536], False),
+        ([unasked * 65, unasked], [65_536], True),
+        ([unasked, unasked], [4096], True),  # It still floods.
+        ([unasked[:9]], [4096, 65_536], False),
+    ):
+        wire.data, wire.reads = data, []
+        assert channel.receive(NOW_S) is is_more and wire.reads == reads
+    assert served == ([] if frame.is_response else [9] * 130)
 
 
 # --- the client --------------------------------------------------------------------------------
@@ -490,32 +454,30 @@ def client(closing, monkeypatch):
 def test_an_idle_connection_is_read_or_left(client, idle_s, in_flight, is_read, is_same):
     channel = client.channel("h:1", NOW_S)
     assert client.peek("h:1") is channel and channel.connect_deadline_s == NOW_S + 3.0
-    wire: Any = channel.transport
-    wire.state = StreamState.OPEN
+    channel.transport.state = StreamState.OPEN
     if in_flight:
         requested(channel)
     assert (client.channel("h:1", NOW_S + idle_s) is channel) is is_same
-    assert bool(wire.reads) is is_read and channel.closed is not is_same
+    assert bool(channel.transport.reads) is is_read and channel.closed is not is_same
 
 
 def test_a_frame_is_written_at_once_if_the_queue_is_large(client, monkeypatch):
     monkeypatch.setattr(clients, "FLUSH_BYTES", 100)
     channel = client.channel("h:1", NOW_S)
-    wire: Any = channel.transport
     for state, size, left in (
         (StreamState.CONNECTING, 100, 100), (StreamState.OPEN, 99, 0), (StreamState.OPEN, 99, 99),
         (StreamState.OPEN, 1, 0),
     ):  # fmt: skip
-        wire.state = state
+        channel.transport.state = state
         client.send(channel, None, (bytes(size),), size, NOW_S)
         assert channel.write_queue.size == left
 
 
 def test_a_connection_is_made_in_time_or_the_next_address_is_tried(client):
     channel, owner = client.channel("h:1", NOW_S), Owner()
-    wire: Any = channel.transport
+    wire = channel.transport
     client.call("h:1", Frame(1), owner, deadline_s=NOW_S + 60, now_s=NOW_S)
-    skips: list[bool] = []
+    skips = []
     wire.advance = lambda skip: skips.append(skip)
     wire.wants_write = True
     for at_s, is_silent in ((2.9, False), (2.9, True)):
@@ -534,7 +496,7 @@ def test_an_answer_that_is_missing_on_a_silent_connection_ends_its_use(
     client, heard_s, is_written, drains
 ):
     channel = client.channel("h:1", NOW_S)
-    wire: Any = channel.transport
+    wire = channel.transport
     wire.state, wire.takes = StreamState.OPEN, 1000 if is_written else 0
     owner = requested(channel)
     client.flush(channel, NOW_S + 0.5)
@@ -550,26 +512,19 @@ def test_an_answer_that_is_missing_on_a_silent_connection_ends_its_use(
 
 @pytest.mark.parametrize("way", ["call", "oneway", "group"])
 def test_a_frame_that_cannot_be_made(client, way, monkeypatch):
-    owner = Owner()
-
-    def broken(*_, **__):
-        raise ValueError("defect")
-
+    owner, broken = Owner(), MagicMock(side_effect=ValueError("defect"))
     client.rpc_hooks = SimpleNamespace(before=broken)
     monkeypatch.setattr(clients, "fill_frames", broken)
     ends = {"deadline_s": NOW_S + 1, "now_s": NOW_S}
-    error: Any = None
-    if way == "call":
-        client.call("h:1", Frame(1), owner, **ends)
-    elif way == "group":
-        assert client.call_group("h:1", Frame(1), {"a": [b"1", b"2"]}, owner, **ends) == 0
-    else:
-        with pytest.raises(errors.UnwrittenError) as caught:
+    with pytest.raises(errors.UnwrittenError, match=r"ValueError\('defect'\)"):
+        if way == "call":
+            client.call("h:1", Frame(1), owner, **ends)
+        elif way == "group":
+            assert client.call_group("h:1", Frame(1), {"a": [b"1", b"2"]}, owner, **ends) == 0
+        else:
             client.oneway("h:1", Frame(1), NOW_S)
-        error = caught.value
-    error = error or owner.ends[0][0]
-    assert type(error) is errors.UnwrittenError and "ValueError('defect')" in error.text
-    assert client.in_flight == 0 and len(owner.ends) == (way != "oneway")
+        raise owner.ends.pop()[0]
+    assert client.in_flight == 0 and not owner.ends
 
 
 def test_a_client_takes_groups_unless_headers_are_signed_or_seen(client):
@@ -586,11 +541,10 @@ def test_a_client_takes_groups_unless_headers_are_signed_or_seen(client):
 
 def test_a_wait_is_short_while_something_is_in_flight(client):
     channel = client.channel("h:1", NOW_S)
-    wire: Any = channel.transport
     assert client.prepare(5.0) == 5.0
     requested(channel)
     assert (client.prepare(5.0), client.prepare(0.01)) == (0.02, 0.01)
-    wire.readable_now = True
+    channel.transport.readable_now = True
     assert client.prepare(5.0) == 0.0
     client.drain(channel, NOW_S)
     assert channel.draining and client.channels == [channel] and client.peek("h:1") is None
@@ -601,47 +555,13 @@ def test_a_wait_is_short_while_something_is_in_flight(client):
 
 def test_an_error_of_an_open_selector_is_raised(monkeypatch):
     readiness = clients.Readiness()
-    broken = SimpleNamespace(select=lambda timeout_s: 1 // 0, close=readiness._selector.close)
+    select = MagicMock(side_effect=[OSError, ValueError, ValueError])
+    monkeypatch.setattr(readiness._selector, "select", select)
     for error in (OSError, ValueError):
-
-        def select(timeout_s, error=error):
-            raise error("broken")
-
-        broken.select = select
-        readiness._selector = broken  # type: ignore[assignment]
         with pytest.raises(error):
             readiness.wait(0.0)
     readiness.close()
     assert readiness.wait(0.0) == []
-
-
-@pytest.mark.parametrize(
-    ("error", "sent"),
-    [(None, 3), (errors.ConnectError("no"), None), (errors.RequestTimeoutError("late"), 3)],
-)
-def test_a_send_is_measured_and_counted_unless_it_was_not_sent(error, sent):
-    calls: dict[str, Any] = {}
-
-    class Meter:
-        def create_histogram(self, name, **more):
-            calls["bounds"] = more["explicit_bucket_boundaries_advisory"]
-            return SimpleNamespace(record=lambda *args: calls.update(duration=args))
-
-        def create_counter(self, name, **more):
-            return SimpleNamespace(add=lambda *args: calls.update(sent=args))
-
-    metrics = ClientMetrics(SimpleNamespace(get_meter=lambda scope: Meter()))
-    metrics.record("t", 3, 1.5, address="h:1", result=None, error=error)
-    attributes = {
-        "messaging.system": "rocketmq", "messaging.operation.name": "send",
-        "messaging.destination.name": "t", "server.address": "h", "server.port": 1,
-    }  # fmt: skip
-    if error is not None:
-        attributes["error.type"] = error.code
-    assert calls["duration"] == (1.5, {**attributes, "messaging.operation.type": "send"})
-    assert calls.get("sent") == (None if sent is None else (sent, attributes))
-    bounds = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-    assert calls["bounds"] == bounds
 
 
 # --- names and logs ----------------------------------------------------------------------------
@@ -676,44 +596,9 @@ def test_a_client_id_is_used_once_in_a_process_and_a_child_has_its_own(monkeypat
     [("10.0.0.1", bytes((10, 0, 0, 1))), ("::1", bytes(15) + b"\1"), ("no", bytes((127, 0, 0, 1)))],
 )
 def test_message_ids_have_the_address(monkeypatch, ip, packed):
-    fields: list[Any] = []
-    monkeypatch.setattr(identity, "MessageIds", lambda **more: fields.append(more))
-    identity.new_message_ids(ip)
-    assert fields[0]["ip"] == packed and 0 <= fields[0]["class_hash"] < 1 << 32
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """A logger without handlers, and the records of Python's last resort."""
-    records: list[str] = []
-    logger = log.logger("alone.test")
-    resort = SimpleNamespace(emit=lambda record: records.append(record.getMessage()))
-    monkeypatch.setattr(logging, "lastResort", resort)
-    monkeypatch.setattr(log, "_has_printed", False)
-    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
-    return logger, records
-
-
-def test_a_text_is_printed_where_no_logging_is_set_up(told, monkeypatch):
-    logger, records = told
-    log.tell(logger, "%d rows", 3)
-    [text] = records
-    time_of_day, level, rest = text.split(" ", 2)
-    assert (len(time_of_day), level, rest) == (8, "INFO", "3 rows")
-    for name, silent in (("level", logging.ERROR), ("disabled", True)):
-        with monkeypatch.context() as patched:
-            patched.setattr(logger, name, silent)
-            log.tell(logger, "not printed")
-    with monkeypatch.context() as patched:
-        patched.setattr(logging, "lastResort", None)
-        log.tell(logger, "not printed")
-    logging.disable(logging.INFO)
-    log.tell(logger, "not printed")
-    logging.disable(logging.NOTSET)
-    assert len(records) == 1
-    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: True)
-    log.tell(logger, "again")
-    assert len(records) == 2, "py4j may have made a handler since"
+    monkeypatch.setattr(identity, "MessageIds", dict)
+    fields = identity.new_message_ids(ip)
+    assert fields["ip"] == packed and 0 <= fields["class_hash"] < 1 << 32
 
 
 def test_counters_of_records_are_few_and_end(monkeypatch):

@@ -17,14 +17,6 @@ PACKAGE = Path(rocket_sink.__file__).parent
 HOSTILE = "\x1b]52;c;eA==\x07\x9b2J\u202e\r\n2026-01-01 ERROR forged\u2028x\x00"
 
 
-def modules_that_log() -> list[str]:
-    return sorted(
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for path in PACKAGE.rglob("*.py")
-        if "log.logger(__name__)" in path.read_text()
-    )
-
-
 @pytest.fixture
 def written():
     """The text that an ordinary handler writes for the whole package."""
@@ -37,27 +29,25 @@ def written():
 
 
 def test_all_modules_take_their_loggers_here():
-    modules = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            # PySpark's own loggers are only told to be silent.
-            if isinstance(node, ast.Attribute) and ast.unparse(node) == "logging.getLogger":
-                modules.append(path.relative_to(PACKAGE).as_posix())
-    assert set(modules) == {"net/log.py"}
-    assert len(modules_that_log()) > 15
+    modules = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        # PySpark's own loggers are only told to be silent.
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "logging.getLogger"
+    }
+    assert modules == {"net/log.py"}
 
 
-@pytest.mark.parametrize("module", modules_that_log())
-def test_each_logger_writes_one_printable_line(written, module):
-    __import__(module)
-    logger = logging.getLogger(module)
+def test_each_logger_writes_one_printable_line(written):
+    logger = log.logger("rocket_sink.test")
     logger.warning("from %s: %r %d", HOSTILE, Unclean(), 3, extra={"peer": HOSTILE})
     try:
         raise ValueError(HOSTILE)
     except ValueError:
         logger.exception("it raised %s", HOSTILE)
     first, second, *trace = written.getvalue().rstrip("\n").split("\n")
-    assert f"WARNING {module} from \\x1b]52;c" in first and first.endswith(" 3")
+    assert "WARNING rocket_sink.test from \\x1b]52;c" in first and first.endswith(" 3")
     assert " it raised \\x1b]52" in second
     assert "Traceback" in trace[0] and "ValueError" in "".join(trace)
     for line in (first, second, *trace):
@@ -66,7 +56,7 @@ def test_each_logger_writes_one_printable_line(written, module):
 
 
 class Unclean:
-    def __repr__(self) -> str:
+    def __repr__(self):
         return HOSTILE
 
 

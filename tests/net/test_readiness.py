@@ -41,7 +41,7 @@ def test_a_wait_that_another_thread_closes_ends_without_an_error():
         assert results == [[], []]
 
 
-def _wait_twice(readiness: Readiness, started: threading.Event, results: list[object]) -> None:
+def _wait_twice(readiness, started, results):
     started.set()
     try:
         results += [readiness.wait(0.05), readiness.wait(0.05)]

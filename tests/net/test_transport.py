@@ -8,22 +8,18 @@ import socket
 import ssl
 import struct
 import threading
-from pathlib import Path
 
 import pytest
 
 from rocket_sink import errors
 from rocket_sink.message import Message
-from rocket_sink.message_rules import host_and_port
-from rocket_sink.net.channel import FLOOD_READ_BYTES
 from rocket_sink.net.client import READ, UNREAD_ANSWERS_BYTES, WRITE, NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, StreamState, Transport
+from rocket_sink.net.transport import StreamState, Transport
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing.broker import FakeBroker
-from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 
@@ -38,7 +34,7 @@ DAY = datetime.timedelta(days=1)
 class Authority:
     """A CA that writes server certificates."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder, name):
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -62,7 +58,7 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
-    def server(self, label, *names, until=None, password=None) -> tuple[Path, Path]:
+    def server(self, label, *names, until=None, password=None):
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, label)])
         certificate = self._certificate(subject, key, until or NOW + DAY, names=names)
@@ -79,14 +75,14 @@ class Authority:
 class Echo:
     """A server that answers every request with code 0 and the request's body."""
 
-    def __init__(self, context=None, listener=None) -> None:
-        self._listener = listener or socket.create_server(("127.0.0.1", 0))
+    def __init__(self, context=None):
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._context = context
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 peer, _ = self._listener.accept()
@@ -94,7 +90,7 @@ class Echo:
                 return
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer):
         reader = FrameReader()
         try:
             if self._context is not None:
@@ -108,7 +104,7 @@ class Echo:
         finally:
             peer.close()
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
 
 
@@ -158,15 +154,10 @@ def ask(address, body=b"hello", **options):
 IP = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
 
 
-def test_names_are_resolved(serve):
-    port = serve().rpartition(":")[2]
-    assert ask(f"localhost:{port}") == b"hello"
-
-
 class Names:
     """The system's resolver with test names; look-ups of `hanging` end when `go` is set."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch):
         self.known = {"broker.example": "127.0.0.1", "slow.example": "127.0.0.1"}
         self.hanging = {"slow.example"}
         self.asked = []
@@ -201,47 +192,19 @@ def client(names, closing):
 class Asked:
     """The owner of one request: it keeps the result."""
 
-    def __init__(self, client, address, deadline_s=5.0) -> None:
+    def __init__(self, client, address, deadline_s=5.0):
         self.client, self.end = client, None
         now_s = client.clock()
         frame = Frame(1, None, b"hello")
         client.call(address, frame, self, deadline_s=now_s + deadline_s, now_s=now_s)
 
-    def on_end(self, result, sent_s, now_s) -> None:
+    def on_end(self, result, sent_s, now_s):
         self.end = bytes(result.body) if isinstance(result, Frame) else result
 
     def wait(self):
         while self.end is None:
             self.client.poll(1.0)
         return self.end
-
-
-def test_an_answer_costs_one_read(serve, client, monkeypatch):
-    """A second read would be a system call that only says that no more bytes are there."""
-    reads, read = [], Transport.read
-
-    def counted(transport, *size):
-        reads.append(read(transport, *size))
-        return reads[-1]
-
-    monkeypatch.setattr(Transport, "read", counted)
-    # On a busy machine a pause could count as idle, and an idle connection is read before its use.
-    monkeypatch.setattr("rocket_sink.net.client._CHECK_IDLE_S", 60.0)
-    address = serve()
-    for _ in range(20):
-        assert Asked(client, address).wait() == b"hello"
-    assert None not in reads
-
-
-def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
-    """The peer sent many requests at once, and the answer to one of them may end the connection."""
-    address = serve()
-    assert Asked(client, address).wait() == b"hello"
-    channel = client.peek(address)
-    client.fail(channel, StreamEnded("writing failed"), client.clock())
-    client.respond(channel, Frame(9), 3)
-    assert not channel.write_queue
-    assert Asked(client, address).wait() == b"hello"
 
 
 def test_answers_that_a_peer_does_not_read_are_dropped(serve, client, caplog, monkeypatch):
@@ -251,9 +214,10 @@ def test_answers_that_a_peer_does_not_read_are_dropped(serve, client, caplog, mo
     channel = client.peek(address)
     write, channel.transport.write = channel.transport.write, lambda buffers: 0
     asked = Asked(client, address, deadline_s=60)
-    for _ in range(20_000):
+    monkeypatch.setattr("rocket_sink.net.client.UNREAD_ANSWERS_BYTES", 150_000)
+    for _ in range(1500):
         client.respond(channel, Frame(9), 3, "x" * 100)
-    assert UNREAD_ANSWERS_BYTES <= channel.write_queue.size <= UNREAD_ANSWERS_BYTES + 1000
+    assert 150_000 <= channel.write_queue.size <= 151_000 < UNREAD_ANSWERS_BYTES
     assert "code 9 gets none" in caplog.text and channel.interest == READ | WRITE
     channel.transport.write = write
     assert asked.wait() == b"hello", "requests of our own still go"
@@ -276,46 +240,6 @@ def test_a_spurious_event_does_not_open_a_connecting_socket(serve, client, holes
     assert isinstance(asked.wait(), errors.ConnectError)
 
 
-@pytest.mark.parametrize("is_request", [True, False])
-def test_a_flood_from_one_peer_leaves_the_others_their_turn(monkeypatch, is_request):
-    """A turn reads 65,536 bytes, some milliseconds of work, not all that the kernel holds."""
-    frame = Frame(9) if is_request else response_to(Frame(9, opaque=5), 0)
-    frame.flag |= 2 * is_request  # oneway
-    data = encode_frame(frame)
-    listener = socket.create_server(("127.0.0.1", 0))
-    is_full, is_over = threading.Event(), threading.Event()
-
-    def flood() -> None:
-        peer = listener.accept()[0]
-        peer.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                peer.send(data * 1000)
-        is_full.set()
-        is_over.wait(60)
-
-    threading.Thread(target=flood, daemon=True).start()
-    turns, receive = [], Connection.receive_data
-
-    def counted(connection, received, now_s):
-        turns[-1] += len(received)
-        return receive(connection, received, now_s)
-
-    monkeypatch.setattr(Connection, "receive_data", counted)
-    client = NetworkClient(SinkOptions.parse(nameServer="unused:1"), on_request=lambda *_: True)
-    turns.append(0)
-    Asked(client, f"127.0.0.1:{listener.getsockname()[1]}", deadline_s=60.0)
-    assert is_full.wait(30)
-    while len(turns) < 50:
-        turns.append(0)
-        client.poll(1.0)
-    assert max(turns) <= 2 * READ_BYTES
-    assert sum(turn > FLOOD_READ_BYTES for turn in turns) <= 2
-    is_over.set()
-    client.close()
-    listener.close()
-
-
 def named(address, host):
     return f"{host}:{address.rpartition(':')[2]}"
 
@@ -328,16 +252,6 @@ def test_a_slow_look_up_does_not_delay_others(serve, names, client):
     names.go.set()
     assert [call.wait() for call in slow] == [b"hello"] * 3
     assert names.asked == ["slow.example"]
-
-
-def test_a_name_that_is_not_looked_up_in_time(serve, names, client):
-    address = named(serve(), "slow.example")
-    for _ in range(3):
-        error = Asked(client, address, deadline_s=0.05).wait()
-        assert type(error) is errors.UnknownHostError
-        assert error.host == "slow.example"
-        assert "too long" in error.text and "nameServer" in error.text
-    assert names.asked == ["slow.example"]  # A further caller starts no further thread.
 
 
 def test_the_end_of_a_look_up_ends_the_wait(serve, names, client):
@@ -360,7 +274,8 @@ def test_a_name_is_looked_up_again_when_it_leads_nowhere(serve, names, client):
     assert Asked(client, named(address, "broker.example")).wait() == b"hello"
     gone = named("x:1", "broker.example")
     for number in (1, 2):
-        assert isinstance(Asked(client, gone).wait(), errors.ConnectError)
+        error = Asked(client, gone).wait()
+        assert isinstance(error, errors.ConnectError) and gone in error.text
         assert names.asked == ["broker.example"] * (1 + number)
 
 
@@ -383,83 +298,38 @@ def test_an_answer_of_the_resolver_serves_for_a_short_time(names):
     assert resolver.look_up("nobody.example", 1) is not failed
 
 
-class Hole:
-    """An address that answers no SYN, like a firewall that drops them: its backlog is full."""
-
-    def __init__(self, port: str, host: str = "127.0.0.2") -> None:
-        self.listener = socket.socket()
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind((host, int(port)))
-        self.listener.listen(0)
-        self._fill = []
-        with contextlib.suppress(OSError):
-            while True:
-                self._fill.append(socket.socket())
-                self._fill[-1].settimeout(0.2)
-                self._fill[-1].connect(self.listener.getsockname())
-
-    def close(self) -> None:
-        for sock in (*self._fill, self.listener):
-            sock.close()
-
-
 @pytest.fixture
 def holes(closing):
-    return lambda *args: closing(Hole(*args))
+    """Return a function that makes an address that answers no SYN, like a firewall that drops them:
+    its backlog is full."""
+
+    def dig(port):
+        listener = closing(socket.create_server(("127.0.0.2", int(port)), backlog=0))
+        with contextlib.suppress(OSError):
+            while True:
+                filling = closing(socket.socket())
+                filling.settimeout(0.2)
+                filling.connect(listener.getsockname())
+
+    return dig
 
 
 @pytest.fixture
 def mutes(closing):
-    return lambda *args: closing(Mute(*args))
+    """Return a function that makes an address that accepts connections and sends nothing, like a
+    balancer without a server."""
+
+    def listen(port, host):
+        listener = closing(socket.create_server((host, int(port)), backlog=50))
+        listener.settimeout(20)
+        return listener
+
+    return listen
 
 
-class Mute:
-    """An address that accepts connections and sends nothing, like a balancer without a server."""
-
-    def __init__(self, port: str, host: str = "127.0.0.2") -> None:
-        self.listener = socket.create_server((host, int(port)), backlog=50)
-        self.listener.setblocking(False)
-        self._taken = []
-
-    def taken(self) -> int:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._taken.append(self.listener.accept()[0])
-        return len(self._taken)
-
-    def close(self) -> None:
-        for sock in (*self._taken, self.listener):
-            sock.close()
-
-
-def reconnect(client, address):
-    channel = client.peek(address)
-    if channel is not None:
-        client.fail(channel, StreamEnded("by the test"), client.clock())
-
-
-def test_the_second_address_is_tried_when_the_first_is_silent(serve, names, client, holes):
-    """The first address of the name is blackholed, as IPv6 addresses often are (RFC 8305)."""
-    address = named(serve(), "two.example")
-    names.known["two.example"] = "127.0.0.2 127.0.0.1"
-    holes(address.rpartition(":")[2])
-    for _ in range(3):
-        assert Asked(client, address).wait() == b"hello"
-        reconnect(client, address)
-
-
-def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, names, client, mutes):
-    address = named(serve(), "two.example")
-    names.known["two.example"] = "127.0.0.2 127.0.0.1"
-    mute = mutes(address.rpartition(":")[2])
-    assert isinstance(Asked(client, address, deadline_s=0.3).wait(), errors.RequestTimeoutError)
-    for _ in range(5):
-        reconnect(client, address)
-        assert Asked(client, address).wait() == b"hello"
-    assert mute.taken() == 1
-
-
-def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(serve, names, client, mutes):
+def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(
+    serve, names, client, mutes, closing
+):
     """A heartbeat kept the connection for 3 s, so each attempt of a send got the same address."""
     address = named(serve(), "three.example")
     names.known["three.example"] = "127.0.0.2 127.0.0.3 127.0.0.1"
@@ -467,7 +337,8 @@ def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(serve, names
     for mute in [mutes(port, host) for host in ("127.0.0.2", "127.0.0.3")]:
         heartbeat = Asked(client, address, deadline_s=60)
         assert isinstance(Asked(client, address, deadline_s=0.3).wait(), errors.SendError)
-        assert heartbeat.end is None and mute.taken() == 1
+        assert heartbeat.end is None
+        closing(mute.accept()[0])
     assert Asked(client, address, deadline_s=60).wait() == b"hello"
 
 
@@ -476,25 +347,9 @@ def test_the_second_address_is_tried_when_the_first_ends_no_handshake(
 ):
     address = named(serve(authority.server("two", x509.DNSName("two.example"))), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
-    mute = mutes(address.rpartition(":")[2])
-    assert ask(address, tlsMode="verify-full", tlsCa=str(authority.file)) == b"hello"
-    assert mute.taken() >= 1
-
-
-def test_slow_addresses_are_tried_again_with_more_patience(serve, names, client, holes):
-    """The only address that works answers later than the first attempt waits."""
-    port = serve().rpartition(":")[2]
-    names.known["two.example"] = "127.0.0.3 127.0.0.2"
-    slow, _ = holes(port, "127.0.0.3"), holes(port)
-
-    def open_up() -> None:
-        slow.listener.listen(50)
-        Echo(listener=slow.listener)
-
-    timer = threading.Timer(1.5 * PATIENCE_S, open_up)
-    timer.start()
-    assert Asked(client, f"two.example:{port}", deadline_s=30.0).wait() == b"hello"
-    timer.join()
+    mute = mutes(address.rpartition(":")[2], "127.0.0.2")
+    assert ask(address, tlsMode="verify-full", tlsCa=authority.file) == b"hello"
+    mute.accept()[0].close()
 
 
 def test_name_servers_and_brokers_have_names_with_a_silent_address(names, holes, monkeypatch):
@@ -535,12 +390,6 @@ def test_a_name_that_no_certificate_has_is_refused(authority, serve, name):
     with pytest.raises(errors.TlsRefusedError, match="tlsServerName") as error:
         ask(serve(), tlsMode="verify-full", tlsCa=authority.file, tlsServerName=name)
     assert error.value.address
-
-
-def test_tls_expired(authority, serve):
-    address = serve(authority.server("old", IP, until=NOW - DAY))
-    with pytest.raises(errors.TlsError, match="expired"):
-        ask(address, tlsMode="verify-full", tlsCa=authority.file)
 
 
 def close_at_once(peer):
@@ -606,12 +455,6 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [close_after_reading, reset_after_reading])
-def test_who_closes_without_an_answer_may_speak_tls_only(plain, act):
-    with pytest.raises(errors.SendError, match="speaks TLS only, set tlsMode"):
-        ask(plain(act))
-
-
 @pytest.mark.parametrize("act", ENDS + ANSWERS)
 def test_tls_to_a_plain_server(plain, act):
     """An answer without TLS is final, and a connection that ends may be a restart."""
@@ -622,52 +465,10 @@ def test_tls_to_a_plain_server(plain, act):
     assert act in ENDS or "does not speak TLS" in caught.value.text
 
 
-def worded(reason, text=None):
-    error = ssl.SSLError(ssl.SSL_ERROR_SSL, text or f"[SSL: {reason}] some words (_ssl.c:992)")
-    error.reason = reason
-    return error
-
-
-WORDS = [
-    ssl.SSLZeroReturnError(ssl.SSL_ERROR_ZERO_RETURN, "TLS/SSL connection has been closed (EOF)"),
-    ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol (_ssl.c:992)"),
-    ssl.SSLSyscallError(ssl.SSL_ERROR_SYSCALL, "Some I/O error occurred (_ssl.c:992)"),
-    ConnectionResetError(104, "Connection reset by peer"), worded("UNEXPECTED_EOF_WHILE_READING"),
-    worded("WRONG_VERSION_NUMBER"), worded("RECORD_LAYER_FAILURE"),
-    worded("PACKET_LENGTH_TOO_LONG"), worded(None, "unknown error (0xa000126)"),
-]  # fmt: skip
-"""Errors by which releases of OpenSSL and Python report a peer without TLS, or the end of TLS."""
-
-
-@pytest.mark.parametrize("act", [close_after_reading, reset_after_reading, *ANSWERS])
-@pytest.mark.parametrize("words", WORDS, ids=repr)
-def test_a_plain_server_is_recognised_whatever_openssl_calls_it(plain, monkeypatch, act, words):
-    handshake = ssl.SSLObject.do_handshake
-
-    def other_words(self):
-        try:
-            handshake(self)
-        except ssl.SSLWantReadError:
-            raise
-        except OSError:
-            raise words from None
-
-    monkeypatch.setattr(ssl.SSLObject, "do_handshake", other_words)
-    with pytest.raises(errors.TlsError, match="tlsMode=off"):
-        ask(plain(act), tlsMode="insecure")
-
-
 def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
     with pytest.raises(errors.TlsError, match="client certificate") as caught:
         ask(plain(answer(b"\x16\x03\x03\x00\x7a\x02", stays=False)), tlsMode="insecure")
     assert "tlsMode=off" not in str(caught.value) and not caught.value.fatal
-
-
-def test_c66_plain_to_a_tls_server_is_explained(authority, serve):
-    address = serve(authority.server("ip", IP))
-    with pytest.raises(Exception, match=r"set tlsMode|reset") as caught:
-        ask(address)
-    assert caught.value.code in ("CONNECTION_LOST", "UNWRITTEN")
 
 
 @pytest.mark.parametrize(
@@ -690,27 +491,7 @@ def test_a_missing_file_is_an_option_error(serve, options):
     assert caught.value.facts["option"] == options[0]
 
 
-def test_connection_refused_names_the_address():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(errors.ConnectError, match=address):
-        ask(address)
-
-
-def test_a_connect_has_a_deadline(holes):
-    """An address whose backlog is full answers no SYN."""
-    port = holes("0").listener.getsockname()[1]
-    with pytest.raises(errors.ConnectError, match="too long"):
-        ask(f"127.0.0.2:{port}", connectTimeoutMs=200)
-
-
-@pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x",
-                                 "host:\u00b2", "host:" + "1" * 5000])  # fmt: skip
+@pytest.mark.parametrize("bad", ["host:x", "host:" + "1" * 5000])
 def test_bad_addresses(bad):
     with pytest.raises(errors.ConnectError, match="of the form host:port"):
         Transport(bad, None, None)
-
-
-def test_good_addresses():
-    assert host_and_port("h:1") == ("h", 1)
-    assert host_and_port("[::1]:9876") == ("::1", 9876)

@@ -3,7 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocket_sink.net import channel as channels
 from rocket_sink.net.channel import WriteQueue
+
+
+def queue_of(*owners, size=5):
+    write_queue = WriteQueue()
+    for owner in owners:
+        write_queue.put(owner, [bytes(size)], size)
+    return write_queue
+
+
+def gathered(write_queue):
+    return [len(part) for part in write_queue.gather()]
 
 
 @given(
@@ -30,44 +42,32 @@ def test_any_writes_give_the_same_bytes_and_complete_frames_exactly(frames, writ
 
 
 def test_withdraw_leaves_what_is_partly_written():
-    write_queue = WriteQueue()
-    for owner in "abc":
-        write_queue.put(owner, [b"12345"], 5)
+    write_queue = queue_of("a", "b", None, "c")
+    assert write_queue.withdraw(["b"]) == ["b"] and write_queue.withdraw(["b"]) == []
     write_queue.wrote(1)
-    assert write_queue.first_owner == "a"
-    assert write_queue.withdraw() == ["b", "c"]
-    assert b"".join(bytes(b) for b in write_queue.gather()) == b"2345"
-    assert write_queue.wrote(4) == ["a"]
-    assert not write_queue and write_queue.size == 0
-
-
-def test_withdraw_one_owner():
-    write_queue, owners = WriteQueue(), [object(), object(), object()]
-    for owner in owners:
-        write_queue.put(owner, [b"12345"], 5)
-    assert write_queue.withdraw([owners[1]]) == [owners[1]]
-    assert write_queue.withdraw([owners[1]]) == []
-    assert write_queue.wrote(10) == [owners[0], owners[2]]
+    assert (write_queue.first_owner, write_queue.partly_written_owner) == ("a", "a")
+    assert write_queue.withdraw() == ["c"]
+    assert gathered(write_queue) == [4, 5] and write_queue.unowned_bytes == 5
+    assert write_queue.wrote(4) == ["a"] and not write_queue.first_owner
+    assert write_queue.wrote(5) == [] and not write_queue.unowned_bytes
+    assert not write_queue and write_queue.size == 0 and not write_queue.partly_written_owner
 
 
 def test_a_frame_without_an_owner_completes_silently():
-    write_queue = WriteQueue()
-    write_queue.put(None, [b"123"], 3)
-    write_queue.put("a", [b"1"], 1)
-    assert write_queue.wrote(4) == ["a"]
-    write_queue.put("b", [b"123"], 3)
-    write_queue.disown("b")
-    assert write_queue.wrote(3) == []
+    write_queue = queue_of("a", "b", size=3)
+    write_queue.disown("a")
+    assert write_queue.wrote(6) == ["b"]
 
 
-def test_a_frame_of_very_many_buffers_goes_in_parts():
-    write_queue = WriteQueue()
-    buffers = [bytes([n % 251]) for n in range(5000)]
-    write_queue.put("a", buffers, 5000)
-    sent, rounds = b"", 0
-    while write_queue:
-        part = b"".join(bytes(b) for b in write_queue.gather())
-        sent += part
-        rounds += 1
-        write_queue.wrote(len(part))
-    assert sent == b"".join(buffers) and 5 <= rounds < 10
+def test_few_bytes_and_buffers_are_gathered_at_once(monkeypatch):
+    monkeypatch.setattr(channels, "GATHER_BYTES", 10)
+    monkeypatch.setattr(channels, "GATHER_BUFFERS", 20)
+    write_queue = queue_of(*range(6), size=3)
+    assert gathered(write_queue) == [3, 3, 3, 3], "ten bytes are enough"
+    write_queue.wrote(2)
+    assert gathered(write_queue) == [1, 3, 3, 3]
+    assert (write_queue.partly_written_owner, write_queue.first_owner) == (0, 0)
+    assert len(gathered(queue_of(*range(9), size=1))) == 4
+    many = WriteQueue()
+    many.put("a", [b"a"] * 25, 25)
+    assert len(gathered(many)) == 20
