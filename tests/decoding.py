@@ -4,7 +4,6 @@ import base64
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.headers import parse_int64
@@ -55,27 +54,17 @@ def encode_message(message, properties):
     return encode_inner(message.body, properties, message.flag)
 
 
-def encode_batch(messages):
-    return b"".join(encode_message(message, properties) for message, properties in messages)
-
-
 def encode_recall_handle(handle):
     return base64.urlsafe_b64encode(" ".join(("v1", *handle)).encode()).decode()
 
 
 def decode_trace(text):
-    """Return the producer's lines of a trace message's body, without the consumers' lines."""
+    """Return the lines of a trace message's body."""
     traces = []
-    for line in text.split(FIELD_SEPARATOR):
-        name, *values = line.split(CONTENT_SEPARATOR)
-        kind = _TRACES.get(name)
-        if kind is not None:
-            names = kind.__dataclass_fields__
-            # Later clients append fields (the client's host), which earlier readers ignore.
-            if len(values) < len(names):
-                raise RemoteProtocolError(f"{len(values)} of {len(names)} fields")
-            parts = zip(names, values, strict=False)
-            traces.append(kind(**{name: _trace_value(name, value) for name, value in parts}))
+    for line in text.split(FIELD_SEPARATOR)[:-1]:
+        kind, *values = line.split(CONTENT_SEPARATOR)
+        parts = zip(_TRACES[kind].__dataclass_fields__, values, strict=True)
+        traces.append(_TRACES[kind](**{name: _trace_value(name, value) for name, value in parts}))
     return traces
 
 

@@ -1,12 +1,15 @@
 """Ways for bytes to arrive: every decode case must mean the same in each of them."""
 
 import struct
-from collections.abc import Callable
 
+from rocket_sink.wire.codes import LanguageCode, RequestCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 
-Feed = Callable[[bytes], list[Frame]]
+
+def request(**changes):
+    values = {"code": RequestCode.REGISTER_BROKER, "language": LanguageCode.JAVA, "version": 2333}
+    return Frame(**(values | changes))
 
 
 def binary_header(frame):
@@ -60,4 +63,4 @@ def with_trailing_bytes(data):
     return frames
 
 
-FEEDS: tuple[Feed, ...] = (whole, byte_by_byte, with_trailing_bytes)
+FEEDS = (whole, byte_by_byte, with_trailing_bytes)

@@ -1,6 +1,7 @@
 """The quick reader, which expects the shape of the last answer, agrees with the general one."""
 
 import struct
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.answers import AnswerShape, AnswerShapes
-from rocket_sink.wire.frame import FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
@@ -37,20 +38,22 @@ def answers(draw, extras=None):
     )
 
 
-def read_all(headers):
+def framed(header, body=b""):
+    return struct.pack(">II", len(header) + 4 + len(body), len(header)) + header + body
+
+
+def read_all(headers, bodies=()):
     reader, frames = FrameReader(shapes=AnswerShapes()), []
-    for header in headers:
-        reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
+    for header, body in zip_longest(headers, bodies, fillvalue=b""):
+        reader.receive_data(framed(header, body))
         frames.append(reader.next_frame())
     return frames
 
 
 def test_an_answer_without_a_body_does_not_get_the_body_of_the_first():
-    reader = FrameReader(shapes=AnswerShapes())
-    for opaque, body in enumerate((b"a route", None)):
-        reader.receive_data(encode_frame(Frame(0, None, body, opaque, 1)))
-        frame = reader.next_frame()
-        assert frame is not None and (frame.opaque, frame.body) == (opaque, body)
+    headers = [encode_json_header(Frame(0, None, opaque=opaque, flag=1)) for opaque in range(2)]
+    frames = read_all(headers, [b"a route"])
+    assert [(frame.opaque, frame.body) for frame in frames] == [(0, b"a route"), (1, None)]
 
 
 def meaning(frame):
@@ -101,8 +104,7 @@ def test_an_invalid_answer_gives_no_shape(changes):
 
 
 def stream_of(frames):
-    headers = [encode_json_header(frame) for frame in frames]
-    return b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
+    return b"".join(framed(encode_json_header(frame)) for frame in frames)
 
 
 def read_at_once(stream):
@@ -179,9 +181,7 @@ def test_plain_answers_with_an_empty_object_of_fields():
         encode_json_header(Frame(0, opaque=n, flag=1)).replace(b'"flag"', b'"extFields":{},"flag"')
         for n in range(1000, 1100)
     ]
-    decoded, many = read_at_once(
-        b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
-    )
+    decoded, many = read_at_once(b"".join(map(framed, headers)))
     assert many == 99
     assert decoded == [decode_json_header(header) for header in headers]
 

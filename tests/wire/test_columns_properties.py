@@ -14,11 +14,6 @@ from rocket_sink.wire.columns.properties import (
 )
 from rocket_sink.wire.properties import properties_of
 
-
-def joined(count, **columns):
-    return property_pieces(count, **columns).strings()
-
-
 UNTIMED = settings(deadline=None)
 WORDS = st.text("abé鍵-", min_size=1, max_size=8)
 ROWS = st.lists(
@@ -93,33 +88,20 @@ def test_a_map_is_measured_without_joining_it(rows):
         assert len(entries_of(part)[0]) == sum(len(pairs) for pairs in part.to_pylist())
 
 
-def test_without_columns_there_is_wait_only():
-    assert joined(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
-    assert joined(0).to_pylist() == []
+WAIT = b"WAIT\x01true\x02"
+EVENT = {"properties": pa.array([[("a", "b")], []], MAP), "event_time_ms": pa.array([12, None])}
 
 
-@pytest.mark.parametrize("wait", [[None, True], [None, None]])
-def test_waiting_for_the_store_is_the_default(wait):
-    column = joined(2, wait_store=pa.array(wait, pa.bool_()))
-    assert column.to_pylist() == [b"WAIT\x01true\x02"] * 2
-
-
-def test_a_null_beside_a_row_that_does_not_wait_still_waits():
-    column = joined(2, wait_store=pa.array([None, False]))
-    assert column.to_pylist() == [b"WAIT\x01true\x02", b"WAIT\x01false\x02"]
-
-
-def test_one_text_per_row_is_one_key_and_nulls_are_none():
-    column = joined(3, keys=pa.array(["k1", None, "k2"]))
-    assert column.to_pylist() == [
-        b"KEYS\x01k1\x02WAIT\x01true\x02", b"WAIT\x01true\x02", b"KEYS\x01k2\x02WAIT\x01true\x02"
-    ]  # fmt: skip
-
-
-def test_event_time_travels_as_a_user_property():
-    column = joined(
-        2, properties=pa.array([[("a", "b")], []], MAP), event_time_ms=pa.array([12, None])
-    )
-    assert column.to_pylist() == [
-        b"WAIT\x01true\x02a\x01b\x02__event_time_ms\x0112\x02", b"WAIT\x01true\x02"
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "strings"),
+    [
+        ({}, [WAIT, WAIT]), ({}, []),
+        ({"wait_store": pa.array([None, True])}, [WAIT, WAIT]),
+        ({"wait_store": pa.array([None, None], pa.bool_())}, [WAIT, WAIT]),
+        ({"wait_store": pa.array([None, False])}, [WAIT, b"WAIT\x01false\x02"]),
+        ({"keys": pa.array(["k1", None])}, [b"KEYS\x01k1\x02" + WAIT, WAIT]),
+        (EVENT, [WAIT + b"a\x01b\x02__event_time_ms\x0112\x02", WAIT]),
+    ],
+)  # fmt: skip
+def test_nulls_and_columns_of_their_own_kind(columns, strings):
+    assert property_pieces(len(strings), **columns).strings().to_pylist() == strings

@@ -6,13 +6,14 @@ failure can be run again (`ROCKET_SINK_GOLDEN_SEED`).
 
 import os
 import random
-import subprocess
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.routing.hashing import java_hash, java_hash_array, java_index
 from rocket_sink.rows.stored_rows import stored_batch, stored_batches
 from rocket_sink.wire.acl import Credentials, canonical_fields
@@ -31,45 +32,24 @@ from rocket_sink.wire.send_header import SendTemplate
 from rocket_sink.wire.stored import decode_stored, encode_stored
 from rocket_sink.wire.trace import encode_traces
 from tests.decoding import decode_message_id, decode_trace
+from tests.java_client import octets, run_java, text
 
 from .feeding import byte_by_byte, whole, with_trailing_bytes
 
 pytestmark = pytest.mark.cluster
 
-SOURCE = Path(__file__).parent / "golden" / "Golden.java"
+run_golden = partial(
+    run_java, Path(__file__).parent / "golden" / "Golden.java", version=DEFAULT_VERSION
+)
 SEED = os.environ.get("ROCKET_SINK_GOLDEN_SEED", "2026")
-
-
-def run_java(argument, lines=""):
-    from rocket_sink.cluster import find_java, resolve_jars
-
-    jars = os.pathsep.join(map(str, resolve_jars()))
-    java = [str(find_java().executable), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    command = [*java, "-cp", jars, str(SOURCE), argument]
-    done = subprocess.run(
-        command, input=lines, capture_output=True, text=True, encoding="utf-8", timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("golden ")]
-    assert cases
-    return cases
 
 
 @pytest.fixture(scope="module", params=[SEED], ids=lambda seed: f"seed {seed}")
 def golden(request):
     cases = defaultdict(list)
-    for kind, *fields in run_java(request.param):
+    for kind, *fields in run_golden(request.param):
         cases[kind].append(fields)
     return cases
-
-
-def octets(field):
-    return None if field == "-" else bytes.fromhex(field[1:])
-
-
-def text(field):
-    data = octets(field)
-    return None if data is None else data.decode()
 
 
 def mapping(field):
@@ -98,8 +78,8 @@ def test_frames_of_java_are_read(golden, kind, feed):
 
 def test_send_headers_have_javas_fields(golden):
     for _, encoded, *_ in golden["send"]:
-        (frame,) = whole(octets(encoded) or b"")
-        ext = dict(frame.ext or {})
+        (frame,) = whole(octets(encoded))
+        ext = frame.ext
         header = send_message_v2(
             producer_group=ext["a"], topic=ext["b"], default_topic=ext["c"],
             default_topic_queue_nums=int(ext["d"]), queue_id=int(ext["e"]), sys_flag=int(ext["f"]),
@@ -111,19 +91,17 @@ def test_send_headers_have_javas_fields(golden):
 
 def test_send_answers_are_read(golden):
     for _, encoded, *_ in golden["answer"]:
-        (frame,) = whole(octets(encoded) or b"")
-        ext = frame.ext or {}
+        (frame,) = whole(octets(encoded))
         answer = decode_send_answer(frame)
-        assert (str(answer.queue_id), str(answer.queue_offset)) == (
-            ext["queueId"], ext["queueOffset"],
-        )  # fmt: skip
+        assert str(answer.queue_id) == frame.ext["queueId"]
+        assert str(answer.queue_offset) == frame.ext["queueOffset"]
 
 
 def test_java_reads_our_frames():
     """The other direction: Java describes our frames, also those written from templates."""
     rng = random.Random(11)
     alphabet = 'abc"\\\x01\x02\x1f\x7fé中\u2028😀'
-    frames: list[Frame] = []
+    frames = []
     lines = []
     for number in range(120):
         words = ["".join(rng.choices(alphabet, k=rng.randint(1, 12))) for _ in range(3)]
@@ -139,7 +117,7 @@ def test_java_reads_our_frames():
             (frame,) = whole(data)
         frames.append(frame)
         lines.append(f"frame {data.hex()}")
-    answers = run_java("decode", "\n".join(lines) + "\n")
+    answers = run_golden("decode", lines="\n".join(lines))
     for frame, fields in zip(frames, answers, strict=True):
         assert described(fields) == frame
 
@@ -154,7 +132,7 @@ def test_java_reads_the_namespace_that_its_own_hook_sets():
         )  # fmt: skip
         head = template.head(1, 3, 5, "", 1, "broker-a", body=b"x") + b"x"
         lines += [f"frame {head.hex()}", f"namespace {namespace.encode().hex()}"]
-    answers = iter(run_java("decode", "\n".join(lines) + "\n"))
+    answers = iter(run_golden("decode", lines="\n".join(lines)))
     for namespace, sent, (hooked,) in zip(namespaces, answers, answers, strict=True):
         ext = mapping(sent[6])
         assert {name: ext[name] for name in ext if name[:2] == "ns"} == mapping(hooked)
@@ -164,9 +142,9 @@ def test_java_reads_the_namespace_that_its_own_hook_sets():
 
 def test_batches(golden):
     for fields, encoded in golden["batch"]:
-        data = octets(encoded) or b""
+        data = octets(encoded)
         parts = [part.split(":") for part in fields.split(";")]
-        inner = [encode_inner(octets(body) or b"", text(p), int(flag)) for flag, body, p in parts]
+        inner = [encode_inner(octets(body), text(p), int(flag)) for flag, body, p in parts]
         assert b"".join(inner) == data
         for message, (flag, body, properties) in zip(iter_batch(data), parts, strict=True):
             assert (message.flag, message.body) == (int(flag), octets(body))
@@ -184,7 +162,7 @@ def test_message_ids(golden):
     import ipaddress
 
     for address, port, offset, expected in golden["offset-id"]:
-        host = str(ipaddress.ip_address(octets(address) or b""))
+        host = str(ipaddress.ip_address(octets(address)))
         assert offset_message_id(host, int(port), int(offset)) == expected
     previous = None
     for message_id, ip, pid, time_ms, now_ms in golden["unique-id"]:
@@ -203,7 +181,7 @@ def test_signatures(golden):
 
 def test_stored_messages(golden):
     for encoded, *fields in golden["stored"]:
-        (message,) = decode_stored(octets(encoded) or b"")
+        (message,) = decode_stored(octets(encoded))
         assert [
             message.topic, message.body or None, message.flag, message.queue_id,
             message.queue_offset, message.commit_log_offset, message.born_ms, message.store_ms,
@@ -215,9 +193,9 @@ def test_stored_messages(golden):
         ]  # fmt: skip
         data = bytearray(encode_stored(message))
         data[8:12] = bytes(4)  # Java's encoder leaves the CRC to the store.
-        assert len(data) == len(octets(encoded) or b"")
+        assert len(data) == len(octets(encoded))
 
-    encoded = [octets(each) or b"" for each, *_ in golden["stored"]]
+    encoded = [octets(each) for each, *_ in golden["stored"]]
     data = b"".join(each for each in encoded if StoredColumns.of(each).regular.all())
     (batch,) = stored_batches([data], "b", lambda offset, _: offset == offset, pytest.fail)
     assert 0 < batch.num_rows < len(encoded)
@@ -228,7 +206,7 @@ def test_stored_messages(golden):
 def test_compressed_bodies(golden):
     for flag, body, encoded in golden["compressed"]:
         kind = CompressionType.of_sys_flag(int(flag) | 1)
-        assert inflate(octets(encoded) or b"", kind) == octets(body)
+        assert inflate(octets(encoded), kind) == octets(body)
 
 
 def test_java_inflates_our_bodies():
@@ -238,7 +216,7 @@ def test_java_inflates_our_bodies():
         for kind in CompressionType
         for body in bodies
     ]
-    inflated = run_java("decode", "\n".join(lines) + "\n")
+    inflated = run_golden("decode", lines="\n".join(lines))
     assert [octets(field) for (field,) in inflated] == bodies * len(CompressionType)
 
 

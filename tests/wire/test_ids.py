@@ -10,10 +10,9 @@ from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.ids import (
     MessageIds,
     decode_offset_message_id,
-    month_start_ms,
     offset_message_id,
 )
-from tests.decoding import decode_message_id, message_id
+from tests.decoding import decode_message_id
 
 LOCAL = bytes([127, 0, 0, 1])
 
@@ -47,16 +46,6 @@ def test_c28_consecutive_ids_count_up_and_hold_process_and_time():
     assert first.nearest_time_ms(1_700_000_000_140, timezone.utc) == 1_700_000_000_123
 
 
-def test_an_id_of_last_month_is_dated_to_last_month():
-    march = datetime(2024, 3, 1, 0, 0, 1, tzinfo=timezone.utc)
-    made_ms = int(march.timestamp() * 1000) - 5000
-    start_ms = month_start_ms(made_ms, timezone.utc)
-    assert start_ms == int(datetime(2024, 2, 1, tzinfo=timezone.utc).timestamp() * 1000)
-    text = message_id(ip=LOCAL, pid=1, class_hash=1, start_ms=start_ms, now_ms=made_ms, counter=0)
-    decoded = decode_message_id(text)
-    assert decoded.nearest_time_ms(made_ms + 6000, timezone.utc) == made_ms
-
-
 def test_the_month_of_ids_moves_on_and_no_id_comes_again():
     """As Java's does: mqadmin dates an id to this month or the last one."""
     ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, tz=timezone.utc)
@@ -68,22 +57,6 @@ def test_the_month_of_ids_moves_on_and_no_id_comes_again():
         decoded = decode_message_id(created[-1])
         assert decoded.nearest_time_ms(now_ms + 1, timezone.utc) == now_ms
     assert len(set(created)) == len(created)
-
-
-@given(
-    ip=st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16),
-    pid=st.integers(0, 2**22),
-    class_hash=st.integers(-(2**31), 2**32 - 1),
-    elapsed_ms=st.integers(0, 2**32 - 1),
-    counter=st.integers(0, 2**20),
-)
-def test_the_parts_of_an_id_come_back(ip, pid, class_hash, elapsed_ms, counter):
-    text = message_id(
-        ip=ip, pid=pid, class_hash=class_hash, start_ms=5, now_ms=5 + elapsed_ms, counter=counter
-    )
-    assert len(text) == 2 * (len(ip) + 12)
-    decoded = decode_message_id(text)
-    assert decoded == (ip, pid & 0xFFFF, class_hash & 0xFFFFFFFF, elapsed_ms, counter & 0xFFFF)
 
 
 @pytest.mark.parametrize("times", [[1000] * 150_000, [1000, 999, 998] * 30_000])

@@ -52,15 +52,6 @@ def test_what_is_written_is_read(lines):
     assert set(Message("traces", b"x", keys=keys).keys) == set(words_written.split(" ")) - {""}
 
 
-def test_later_clients_append_the_clients_host():
-    text = next(encode_traces([PUB]))[0][:-1] + "\x0110.0.0.1\x02"
-    assert decode_trace(text) == [PUB]
-
-
-def test_lines_of_consumers_are_left_out():
-    assert decode_trace("SubBefore\x011\x02" + next(encode_traces([PUB]))[0]) == [PUB]
-
-
 def test_separators_cannot_be_written():
     with pytest.raises(LocalProtocolError, match="AC1415116D1418B4AAC217FE1B4E0000"):
         list(encode_traces([replace(PUB, topic="t\x01")]))

@@ -42,7 +42,7 @@ import org.apache.rocketmq.remoting.protocol.route.QueueData;
 import org.apache.rocketmq.remoting.protocol.route.TopicRouteData;
 
 /**
- * What the real Java classes make of seeded random values, one case a line: the word golden (logs go
+ * What the real Java classes make of seeded random values, one case a line: the word judge (logs go
  * to the same stream), a kind and its fields, separated by blanks. Text and bytes are hex after an x
  * ("-" is null), maps are m and name=value pairs joined by commas. With the argument "decode" instead
  * of a seed, reads lines from standard input: "frame HEX" is answered with the frame's description,
@@ -57,6 +57,7 @@ public class Golden {
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
         if (arguments[0].equals("decode")) {
             decode();
+            print("end");
             return;
         }
         random = new Random(Long.parseLong(arguments[0]));
@@ -81,6 +82,7 @@ public class Golden {
             route();
             trace();
         }
+        print("end");
     }
 
     static void print(Object... values) {
@@ -88,7 +90,7 @@ public class Golden {
         for (Object value : values) {
             line.append(line.length() == 0 ? "" : " ").append(value);
         }
-        System.out.println("golden " + line);
+        System.out.println("judge " + line);
     }
 
     static String hex(byte[] data) {
