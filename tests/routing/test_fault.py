@@ -78,16 +78,6 @@ def test_c37_a_failure_counts_as_a_long_latency(profile, seconds):
     assert is_available(faults, "a", NOW + seconds)
 
 
-def test_c36_remove_and_reachable():
-    faults = table()
-    bad(faults, "a")
-    assert not is_reachable(faults, "a")
-    assert is_reachable(faults, "unknown")
-    faults.store.pop("a", None)
-    assert is_available(faults, "a", NOW)
-    assert is_reachable(faults, "a")
-
-
 def test_5x_success_never_shortens_isolation_and_4x_does():
     five, four = table("5.x"), table("4.x")
     for faults in (five, four):

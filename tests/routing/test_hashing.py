@@ -57,24 +57,6 @@ def test_golden_numbers_of_java_in_a_column(kind):
     assert hashing.sip_index(sip, 10)[:-1].tolist() == [line[4] for line in GOLDEN]
 
 
-@pytest.mark.parametrize(
-    ("key", "count", "index"),
-    [
-        ("123", 10, 0), ("234", 10, 3), ("polygenelubricants", 10, 8), ("GydZG_", 10, 8),
-        ("DESIGNING WORKHOUSES", 10, 8), ("GydZG_", 8, 0), ("订单-1", 10, 3), ("订单-1", 8, 7),
-    ],
-)  # fmt: skip
-def test_c39_queue_index_of_select_message_queue_by_hash(key, count, index):
-    value = hashing.java_hash(key)
-    assert hashing.java_index(value, count) == index
-    assert hashing.java_index(np.array([value]), count).tolist() == [index]
-
-
-def test_siphash_vectors_of_its_paper():
-    assert hashing.sip_hash24(bytes(range(15))) & (1 << 64) - 1 == 0xA129CA6149BE45E5
-    assert hashing.sip_hash24(b"") & (1 << 64) - 1 == 0x726FDB47DD0E0E31
-
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -116,24 +98,6 @@ def test_blocks_change_nothing(keys, block):
         patch.setattr(hashing, "_INVERSES", hashing._INVERSES[: block + 1])
         parts = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
     assert parts == expected
-
-
-def test_a_key_longer_than_a_block():
-    keys = ["a", "长" + "x" * (hashing.BLOCK_BYTES + 5), "b"]
-    assert hashing.java_hash_array(pa.array(keys)).tolist() == [*map(hashing.java_hash, keys)]
-
-
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_a_slice_hashes_its_own_rows(kind):
-    keys = column(["long one", "b", "订单-1", "", "c"], kind)
-    assert hashing.java_hash_array(keys[1:4]).tolist() == [98, 1085411543, 0]
-    sip = [hashing.sip_hash24(text.encode()) for text in ("订单-1", "")]
-    assert hashing.siphash_array(keys[2:4]).tolist() == sip
-
-
-def test_empty_columns():
-    for kind in TYPES:
-        assert hashing.siphash_array(column([], kind)).tolist() == []
 
 
 def test_a_nulls_slot_is_not_read():

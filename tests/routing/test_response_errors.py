@@ -95,23 +95,21 @@ ANSWERS = [
     (99999, "what is this", "BROKER_ERROR"),
     (-1, None, "BROKER_ERROR"),
     (206, "consume msg latter", "BROKER_ERROR"),
-]  # fmt: skip
-
-AUTHENTICATION = [
     # 4.x: PlainPermissionManager and AclUtils, as the remoting layer describes the exception
-    (1, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured, org.apache..."),
-    (1, "AclException: Check signature failed for accessKey=x, org.apache.rocketmq.acl.plain..."),
+    (1, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured, org.apache...",
+     "AUTH_FAILED"),
+    (1, "AclException: Check signature failed for accessKey=x, org.apache.rocketmq.acl.plain...",
+     "AUTH_FAILED"),
     # 5.x: org.apache.rocketmq.auth
-    (16, "Authentication failed. Please verify the credentials and try again."),
-    (16, "Authorization failed. Please verify your access rights and try again."),
-    (16, "User:admin is not found."),
-    (16, "User:admin is disabled."),
-    (16, "username cannot be null."),
-    (16, "check signature failed."),
-    (16, "authentication header is incorrect."),
-    (16, "create authentication context error."),
-    (16, "The request of DefaultAuthenticationContext is not support."),
-]
+    *((16, remark, "AUTH_FAILED") for remark in (
+        "Authentication failed. Please verify the credentials and try again.",
+        "Authorization failed. Please verify your access rights and try again.",
+        "User:admin is not found.", "User:admin is disabled.", "username cannot be null.",
+        "check signature failed.", "authentication header is incorrect.",
+        "create authentication context error.",
+        "The request of DefaultAuthenticationContext is not support.",
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "code", "remark", "outcome", "error_code"), C67)
@@ -127,13 +125,6 @@ def test_c67_put_message_status(status, code, remark, outcome, error_code):
 @pytest.mark.parametrize(("code", "remark", "error_code"), ANSWERS)
 def test_answers(code, remark, error_code):
     assert error_for_answer(code, remark).code == error_code
-
-
-@pytest.mark.parametrize(("code", "remark"), AUTHENTICATION)
-def test_authentication_is_fatal_and_isolates_nothing(code, remark):
-    error = error_for_answer(code, remark)
-    assert isinstance(error, errors.AuthenticationError)
-    assert (error.fatal, error.retriable, error.isolates) == (True, False, Isolate.NOTHING)
 
 
 @pytest.mark.parametrize("code", [13, 17, 29, 501, 1500, 3])

@@ -247,26 +247,19 @@ def test_f30_degraded_answers_by_policy(code, options, more, expected):
     assert retry_degraded(code, options=SinkOptions.parse(options), **call) == expected
 
 
-def test_attempts_share_what_is_left():
+@pytest.mark.parametrize(
+    ("arguments", "deadline_s"),
+    [
+        ((0, 3, 3), 1), ((1, 3, 2), 2), ((2, 3, 1), 3), ((0.1, 3, 3), 0.1 + 2.9 / 3),
+        ((0, 0.9, 3), ATTEMPT_FLOOR_S), ((0.5, 0.9, 2), 0.9),
+        # A cap holds for all attempts but the last.
+        ((0, 3, 3, 0.2), 0.2), ((0, 3, 3, 2.5), 2.5), ((2, 3, 2, 2.5), 3), ((0.4, 3, 1, 0.2), 3),
+    ],
+)  # fmt: skip
+def test_attempts_share_what_is_left(arguments, deadline_s):
     """Java's first attempt may use up the whole three seconds (apache/rocketmq#8997)."""
-    assert attempt_deadline(0, 3, 3) == 1
-    assert attempt_deadline(1, 3, 2) == 2
-    assert attempt_deadline(2, 3, 1) == 3
-    assert attempt_deadline(0.1, 3, 3) == pytest.approx(0.1 + 2.9 / 3)
-    assert attempt_deadline(0, 0.9, 3) == ATTEMPT_FLOOR_S
-    assert attempt_deadline(0.5, 0.9, 2) == 0.9
-
-
-def test_a_cap_holds_for_all_attempts_but_the_last():
-    assert attempt_deadline(0, 3, 3, 0.2) == 0.2
-    assert attempt_deadline(0, 3, 3, 2.5) == 2.5
-    assert attempt_deadline(2, 3, 2, 2.5) == 3
-    assert attempt_deadline(0.4, 3, 1, 0.2) == 3
-
-
-def test_strict_order_has_one_share():
-    assert attempt_deadline(0, 60, 3, strict=True) == 60
-    assert attempt_deadline(0, 60, 3, 1.0, strict=True) == 60
+    assert attempt_deadline(*arguments) == pytest.approx(deadline_s)
+    assert attempt_deadline(*arguments, strict=True) == arguments[1], "strict order has one share"
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 10), st.none() | st.floats(0.001, 5))
@@ -299,8 +292,3 @@ def test_any_decision_is_sound(error, strict, attempt, remaining_s, fixed, alter
         assert retry.isolates is errors.Isolate.NOTHING
     if not retry.counts:
         assert errors.GoAwayError not in earlier
-
-
-def test_the_same_rng_gives_the_same_decision():
-    first, again = (call(errors.BrokerBusyError, rng=random.Random(7)) for _ in range(2))
-    assert first == again
