@@ -24,9 +24,9 @@ SLEEP = "import time; time.sleep(60)"
 @pytest.fixture
 def start():
     """Return a function that starts a process with a mark."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def begin(mark: str = "m1") -> subprocess.Popen[bytes]:
+    def begin(mark="m1"):
         command = [sys.executable, "-c", SLEEP, f"-D{MARK_PROPERTY}={mark}"]
         process = subprocess.Popen(command, start_new_session=True)
         started.append(process)
@@ -41,7 +41,7 @@ def start():
         process.wait()
 
 
-def write_state(home: Path, *pids: int) -> ClusterState:
+def write_state(home, *pids):
     """Write the state of a name server and of brokers with these process ids."""
     nodes = tuple(map(node, ("name-server", "broker-a"), pids, (1, 2)))
     state = ClusterState(home, "5.3.3", nodes)
@@ -50,19 +50,13 @@ def write_state(home: Path, *pids: int) -> ClusterState:
     return state
 
 
-def node(name: str, pid: int, port: int = 1) -> NodeState:
+def node(name, pid, port=1):
     return NodeState(name, f"127.0.0.1:{port}", pid, 0.0, "m1")
 
 
-def test_nothing_there(tmp_path):
-    assert status(tmp_path) is None
-    assert down(tmp_path) is False
-    assert status(tmp_path / "absent") is None
-    assert down(tmp_path / "absent") is False
-    assert not (tmp_path / "absent").exists()
-
-
 def test_down_ends_what_up_started_and_is_safe_to_repeat(tmp_path, start):
+    absent = tmp_path / "absent"
+    assert status(absent) is None and down(absent) is False and not absent.exists()
     server, broker = start(), start()
     state = write_state(tmp_path, server.pid, broker.pid)
     assert status(tmp_path) == state
@@ -146,7 +140,7 @@ def test_a_start_that_was_cut_short_is_no_running_cluster(tmp_path, start, monke
 
 def test_what_a_running_cluster_does_not_have_is_told(tmp_path, start):
     state = write_state(tmp_path, start().pid, start().pid)
-    messages: list[str] = []
+    messages = []
     assert up(tmp_path, 1, version="5.3.3", progress=messages.append) == state
     assert not messages
     up(tmp_path, 1, version="5.3.3", tls="enforcing", progress=messages.append)
@@ -156,9 +150,7 @@ def test_what_a_running_cluster_does_not_have_is_told(tmp_path, start):
 
 
 def test_the_state_file_of_another_user_is_not_to_be_deleted(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(13, "Permission denied")
-
+    refuse = MagicMock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(ClusterError, match=r"cannot be read: Permission denied.*another user"):
         status(tmp_path)

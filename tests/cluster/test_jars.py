@@ -26,13 +26,13 @@ ARTIFACTS = tuple(
 class FakeRegistry:
     """A stand-in for Ivy. `bodies` maps a jar's name to the contents of its next fetches."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache):
         self.cache = cache
         self.bodies: dict[str, list[bytes | None]] = {}
         self.rounds: list[list[str]] = []
         self.errors: list[ClusterError] = []
 
-    def fetch(self, java, work, artifacts, into, on_jar) -> None:
+    def fetch(self, java, work, artifacts, into, on_jar):
         assert into.parent.parent == self.cache, "a rename is atomic on one file system only"
         assert java is JAVA and not work.exists()
         self.rounds.append([a.name for a in artifacts])
@@ -54,7 +54,7 @@ def registry(tmp_path, monkeypatch):
     return fake
 
 
-def resolve(cache: Path, messages: list[str] | None = None) -> list[Path]:
+def resolve(cache, messages=None):
     tell = None if messages is None else messages.append
     return jars.resolve_jars("9.9.9", cache=cache, java=JAVA, progress=tell)
 
@@ -187,7 +187,7 @@ def test_the_users_own_ivy_settings_must_exist(tmp_path, monkeypatch):
         jars.fetch_parts(JAVA, tmp_path / "work", ARTIFACTS, tmp_path, lambda: None)
 
 
-def java_that(folder: Path, script: str) -> Java:
+def java_that(folder, script):
     """Return a Java whose launcher runs this shell script with the arguments of Ivy."""
     launcher = folder / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True)

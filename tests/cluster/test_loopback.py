@@ -44,7 +44,7 @@ def test_the_jar_is_written_once_beside_the_others(read_only, tmp_path, monkeypa
     closed = [cache, home][:read_only]
     write = Path.write_bytes
 
-    def write_bytes(path: Path, data: bytes) -> int:
+    def write_bytes(path, data):
         if path.parent in closed:
             raise PermissionError(13, "Permission denied")
         return write(path, data)

@@ -27,14 +27,14 @@ from tests.producer.waiting import until
 ROOT = Path(__file__).parents[2]
 
 
-def running(pid: int) -> bool:
+def running(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def spec(folder: Path, script: str, settings: dict[str, str] | None = None) -> NodeSpec:
+def spec(folder, script, settings=None):
     command = (sys.executable, "-c", script)
     return NodeSpec("broker-a", 1, folder / "broker-a", command, "/x.jar", settings or {})
 
@@ -175,7 +175,7 @@ def test_settings_are_written_at_each_start_with_mode_0600(tmp_path, guard):
         file.chmod(0o666)
 
 
-def never_ready() -> None:
+def never_ready():
     raise ProbeFailed("not yet")
 
 
@@ -255,7 +255,6 @@ def test_processes_die_with_a_killed_owner(tmp_path, kind):
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path), kind], stdout=subprocess.PIPE,
         text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert owner.stdout is not None
     pid = int(owner.stdout.readline())
     assert running(pid)
     owner.kill()
@@ -285,11 +284,8 @@ def test_the_probe_of_an_empty_port():
 @pytest.mark.parametrize(("error", "kept"), [(KeyboardInterrupt, 0), (ClusterError, 1)])
 def test_a_start_that_the_user_stops_leaves_no_folder(error, kept, tmp_path, monkeypatch):
     """A start that fails leaves its folder, because the logs are in it."""
-
-    def stopped(*_: object) -> None:
-        raise error("now")
-
-    monkeypatch.setattr("rocket_sink.cluster.local.Runtime.make", stopped)
+    make = MagicMock(side_effect=error("now"))
+    monkeypatch.setattr("rocket_sink.cluster.local.Runtime.make", make)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(error):
         LocalCluster(1).start()

@@ -8,12 +8,10 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock, call
 
 import psutil
@@ -43,13 +41,13 @@ JAVA, KEYS = Java(Path("/jdk"), 17, "test"), Keys("user", "key")
 class Process:
     """Stands for a process of a cluster: notes what is done with it."""
 
-    def __init__(self, name: str, events: list[str], errors: list[Exception] | None = None) -> None:
+    def __init__(self, name, events, errors=None):
         self.name, self.address = name, f"127.0.0.1:{len(name)}"
         self.pid, self.alive = os.getpid(), False
         self._events, self._errors = events, errors or []
 
-    def __getattr__(self, verb: str) -> Callable[..., None]:
-        def act(*arguments: Any) -> None:
+    def __getattr__(self, verb):
+        def act(*arguments):
             self._events.append(f"{verb} {self.name}")
             self.alive = verb != "kill"
             if verb == "wait_ready":
@@ -60,12 +58,12 @@ class Process:
         return act
 
 
-def processes(events: list[str], errors: list[Exception] | None = None) -> Any:
+def processes(events, errors=None):
     names = ("name-server", "broker-a", "broker-b")
     server, *brokers = (
         Process(name, events, errors if name == "broker-b" else None) for name in names
     )
-    return Nodes(server, brokers)  # type: ignore[arg-type]
+    return Nodes(server, brokers)
 
 
 @pytest.fixture
@@ -94,8 +92,7 @@ TAKEN = [PortTakenError("taken")]
 )
 def test_a_start(alive, errors, events, tries, runtime, monkeypatch):
     """Begin with the ports of the last start; after an error take others, and leave no process."""
-    done: list[str] = []
-    told: list[str] = []
+    done, told = [], []
     runtime = replace(runtime, tell=told.append)
     errors, before = list(errors), Ports(1, (2, 3))
     chosen = MagicMock(side_effect=lambda count, wanted: wanted or Ports(4, (5, 6)))
@@ -155,7 +152,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
 ):
     """Each process is saved at once: if `up` is killed, `down` finds it."""
     home = tmp_path / "new" / "home"
-    events: list[str] = []
+    events = []
     dead = change.pop("dead", 2)
     own = detached.NodeState
     names = ("name-server", "broker-a", "broker-b")
@@ -172,7 +169,7 @@ def test_dead_brokers_are_started_again_if_nothing_else_changes(
     monkeypatch.setattr(detached.Runtime, "make", make)
     file = home / "cluster.json"
 
-    def launched(runtime: Any, popen_options: Any, *, spawned: Any, **more: Any) -> Any:
+    def launched(runtime, popen_options, *, spawned, **more):
         assert runtime is new_runtime and popen_options() == {"start_new_session": True}
         assert more["timeout_s"] == layout.START_S
         started = processes(events)
@@ -362,18 +359,12 @@ def test_the_probe_of_a_broker(cluster):
     assert bytes(message.body) == b"ready?" and abs(message.born_ms / 1000 - time.time()) < 900
     sent = broker.requests[-1].ext
     assert (sent["d"], sent["e"], sent["a"]) == ("1", "0", "rocket_sink_probe")
-    for answer, fits in (
-        (Answer(10), True),
-        (Answer(11), True),
-        (Answer(12), True),
-        (Answer(1), False),
-    ):
-        broker.on_send(answer)
-        if fits:
-            Probe().check_broker(server, "broker-a", broker.address)
-            continue
-        with pytest.raises(ProbeFailed, match=r"does not store messages \(code 1\)"):
-            Probe().check_broker(server, "broker-a", broker.address)
+    for code in (10, 11, 12):
+        broker.on_send(Answer(code))
+        Probe().check_broker(server, "broker-a", broker.address)
+    broker.on_send(Answer(1))
+    with pytest.raises(ProbeFailed, match=r"does not store messages \(code 1\)"):
+        Probe().check_broker(server, "broker-a", broker.address)
     with pytest.raises(ProbeFailed, match=r"knows no route of x \(code 17\)"):
         Probe().check_route(server, "x", broker.address)
     with pytest.raises(ProbeFailed, match=r"the route of broker-a lacks 127\.0\.0\.1:1"):
@@ -415,23 +406,17 @@ def test_a_broker_that_listens_is_registered(settings, permission, what, monkeyp
     fails = iter([True] * 5 + [False])
     probe = MagicMock()
 
-    def check(*arguments: str) -> None:
-        wanted = (
-            ("n:1", "broker-a", "127.0.0.1:7")
-            if what == "wait_ready"
-            else ("n:1", "t", "127.0.0.1:7")
-        )
-        assert arguments == wanted
+    def check(*arguments):
+        name = "broker-a" if what == "wait_ready" else "t"
+        assert arguments == ("n:1", name, "127.0.0.1:7")
         if next(fails):
             raise ProbeFailed("not yet")
 
     probe.check_broker = probe.check_route = check
     monkeypatch.setattr(node, "accepts", lambda address: next(listens))
     monkeypatch.setattr(node, "_POLL_S", 0)
-    moments = (0.2 * number for number in itertools.count())
-    monkeypatch.setattr(
-        node, "time", SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda s: None)
-    )
+    moments = MagicMock(side_effect=(0.2 * number for number in itertools.count()))
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=moments, sleep=bool))
     monkeypatch.setattr(Broker, "alive", True)
     spec = NodeSpec("broker-a", 7, Path("/x"), (), "", settings)
     broker = Broker(spec, dict, "n:1", probe)
@@ -449,7 +434,7 @@ def test_the_guard_kills_its_group(parents, reads, looks, monkeypatch):
     kill, ignored = MagicMock(), MagicMock()
     seen: list[bytes | None] = []
 
-    def select(inputs: list[int], *more: Any) -> Any:
+    def select(inputs, *more):
         assert inputs == [0] and more[2] <= 1
         seen.append(reads[len(seen)])
         return ([0] if seen[-1] is not None else []), [], []
@@ -463,7 +448,3 @@ def test_the_guard_kills_its_group(parents, reads, looks, monkeypatch):
     assert [each.args for each in ignored.call_args_list] == [
         (number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ]
-
-
-def test_a_cluster_shows_that_it_was_not_started():
-    assert repr(LocalCluster()) == f"<LocalCluster {DEFAULT_VERSION}, 2 brokers, not started>"
