@@ -3,7 +3,7 @@
     python -m tests.fuzz                        half a million inputs each, eleven million in all
     python -m tests.fuzz --only route stored    only these targets
     python -m tests.fuzz --runs 5000000         more inputs per target
-    python -m tests.fuzz --list                 the names of targets
+
     python -m tests.fuzz --record               record the traffic of real brokers anew
 
 Samples of correct peers and recorded traffic (`recorded.json`) are the seeds. Inputs that reach new
@@ -21,13 +21,13 @@ from typing import Final, NamedTuple
 
 import platformdirs
 
-from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
+from rocket_sink.commands.common.output import line, note_lines, show, table
 from tests.fuzz.recorded import recorded
 from tests.fuzz.targets import TARGETS
 
 ROOT: Final = Path(__file__).parents[2]
 RUNS: Final = 500_000
-_PROGRESS: Final = re.compile(r"#(\d+)\s+(?:.*cov: (\d+))?")
+_PROGRESS: Final = re.compile(r"^#(\d+)\s+(?:.*cov: (\d+))?", re.MULTILINE)
 _LONGEST: Final = 4096
 _SLOW_S: Final = 20
 """An input that takes this long is a finding: a peer could hold up a client with it."""
@@ -44,7 +44,7 @@ class Fuzzed(NamedTuple):
     finding: str
 
 
-def fuzz(name, runs, corpus, bar=None):
+def fuzz(name, runs, corpus):
     """Run a target in a process of its own."""
     folder = corpus / re.sub(r"\W", "-", name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,21 +59,18 @@ def fuzz(name, runs, corpus, bar=None):
         f"-timeout={_SLOW_S}", f"-rss_limit_mb={_MEMORY_MB}", f"-artifact_prefix={folder}/find-",
         str(folder),
     ]  # fmt: skip
-    started_s, inputs, coverage, tail = time.monotonic(), 0, 0, list[str]()
-    with subprocess.Popen(
+    started_s = time.monotonic()
+    done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace",
-    ) as process:  # fmt: skip
-        for text in process.stdout:
-            tail = [*tail[-60:], text]
-            if found := _PROGRESS.match(text):
-                inputs, coverage = int(found[1]), int(found[2] or coverage)
-                if bar is not None:
-                    bar.advance_to(min(inputs, runs), name)
-    failed = process.returncode != 0
-    return Fuzzed(
-        name, inputs, coverage, time.monotonic() - started_s, "".join(tail) if failed else ""
+        errors="replace", check=False,
+    )  # fmt: skip
+    seconds = time.monotonic() - started_s
+    steps = _PROGRESS.findall(done.stdout) or [("0", "0")]
+    inputs, coverage = (
+        max(int(number or 0) for number in numbers) for numbers in zip(*steps, strict=True)
     )
+    finding = done.stdout[-5000:] if done.returncode else ""
+    return Fuzzed(name, inputs, coverage, seconds, finding)
 
 
 def main(arguments):
@@ -83,7 +80,7 @@ def main(arguments):
     parser.add_argument(
         "--corpus", type=Path, default=Path(platformdirs.user_cache_dir("rocket-sink")) / "fuzz"
     )
-    parser.add_argument("--list", action="store_true", help="the targets' names")
+
     parser.add_argument("--record", action="store_true", help="record real traffic, as seeds")
     options = parser.parse_args(arguments)
     if options.record:
@@ -91,14 +88,10 @@ def main(arguments):
 
         record_all()
         return 0
-    if options.list:
-        for name in TARGETS:
-            line(name)
-        return 0
     done = []
     for name in options.only or TARGETS:
-        with Bar(name, options.runs) as bar:
-            done.append(fuzz(name, options.runs, options.corpus, bar))
+        line(f"{name} ...")
+        done.append(fuzz(name, options.runs, options.corpus))
         if done[-1].finding:
             note_lines(done[-1].finding)
     total = sum(run.inputs for run in done)

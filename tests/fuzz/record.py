@@ -5,8 +5,6 @@ admin client do all that they can do. It keeps the input of each decoder in `rec
 base64 by target. Inputs that differ only in digits are kept once.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -15,10 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
-from typing import Any, Final
+from typing import Final
 
 from rocket_sink import Message, Producer
 from rocket_sink.cluster import LocalCluster
@@ -38,44 +34,33 @@ _WAIT_S = 60.0
 _DIGITS = re.compile(rb"[0-9A-F]{2,}|\d")
 
 
-def _body(name):
-    return lambda arguments: arguments[name].body
-
-
-def _argument(name):
-    return lambda arguments: arguments[name]
-
-
-_TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]], ...]] = (
-    (frames.FrameReader.receive_data, _argument("data"), ("frame",)),
-    (headers.decode_json_header, _argument("header"),
-     ("json header", "send answer")),
-    (route.decode_route, _argument("body"), ("route",)),
-    (stored_module.decode_stored, _argument("buffer"), ("stored", "stored rows", "query")),
-    (responses.decode_pull_answer, _body("frame"), ("pull",)),
-    (responses.decode_cluster_info, _body("frame"), ("cluster",)),
-    (responses.decode_topics, _body("frame"), ("topics",)),
-    (responses.decode_runtime_info, _body("frame"), ("runtime",)),
-    (responses.decode_topic_attributes, _body("frame"), ("attributes",)),
-    (responses.decode_transaction_check, _body("frame"), ("transaction check",)),
-    (compress.inflate, _argument("body"), ("zlib",)),
-    (properties.decode_properties, _argument("text"), ("properties",)),
-    (ids.decode_offset_message_id, _argument("text"), ("offset message id",)),
-    (ids.decode_recall_handle, _argument("text"), ("recall handle",)),
-)  # fmt: skip
-"""Decoders, their input, and the targets that it fits."""
+_TAKEN: Final = (
+    (frames.FrameReader.receive_data, "data", ("frame",)),
+    (headers.decode_json_header, "header", ("json header", "send answer")),
+    (route.decode_route, "body", ("route",)),
+    (stored_module.decode_stored, "buffer", ("stored", "stored rows", "query")),
+    (responses.decode_pull_answer, "frame", ("pull",)),
+    (responses.decode_cluster_info, "frame", ("cluster",)),
+    (responses.decode_topics, "frame", ("topics",)),
+    (responses.decode_runtime_info, "frame", ("runtime",)),
+    (responses.decode_topic_attributes, "frame", ("attributes",)),
+    (responses.decode_transaction_check, "frame", ("transaction check",)),
+    (compress.inflate, "body", ("zlib",)),
+    (properties.decode_properties, "text", ("properties",)),
+    (ids.decode_offset_message_id, "text", ("offset message id",)),
+    (ids.decode_recall_handle, "text", ("recall handle",)),
+)
+"""Decoders, the name of their input (of a frame, its body counts), and the targets that it fits."""
 
 
 class Recorder:
     """A recorder that watches the calls of decoders in every new thread while it is entered."""
 
     def __init__(self):
-        self.kept: dict[str, dict[bytes, bytes]] = {}
-        self.hidden: dict[bytes, bytes] = {}
+        self.kept = {}
+        self.hidden = {}
         """Private bytes, such as folders, and their replacements."""
-        self._takes: dict[CodeType, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
-            decode.__code__: (take, names) for decode, take, names in _TAKEN
-        }
+        self._takes = {decode.__code__: (name, targets) for decode, name, targets in _TAKEN}
 
     def __enter__(self):
         threading.setprofile(self._look)
@@ -89,10 +74,11 @@ class Recorder:
     def _look(self, frame, event, _):
         decoder = self._takes.get(frame.f_code) if event == "call" else None
         if decoder is not None:
-            take, names = decoder
-            value = take(frame.f_locals)
+            argument, targets = decoder
+            value = frame.f_locals[argument]
+            value = getattr(value, "body", value)
             data = value.encode() if isinstance(value, str) else bytes(value or b"")
-            for name in names:
+            for name in targets:
                 self.keep(name, data)
 
     def keep(self, name, data):

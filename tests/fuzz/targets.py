@@ -69,7 +69,7 @@ def _frames(data):
     """Decode frames from two pieces. The first byte says where the cut is."""
     reader = FrameReader()
     cut = data[0] % (len(data) + 1) if data else 0
-    frames: list[Frame] = []
+    frames = []
     for piece in (data[:cut], data[cut:]):
         reader.receive_data(piece)
         frames += drain(reader)
@@ -84,7 +84,7 @@ def _pull(data):
 def _rows(data):
     """Decode by columns. The rows and the refusals must be those of decoding one by one."""
     try:
-        expected: object = stored_batch([("b", each) for each in iter_stored(data)]).to_pylist()
+        expected = stored_batch([("b", each) for each in iter_stored(data)]).to_pylist()
     except RemoteProtocolError:
         expected = None
     try:
@@ -102,6 +102,10 @@ def _send_answer(data):
     return decode_send_answer(Frame(0, decode_json_header(data).ext))
 
 
+def _body(decode):
+    return lambda data: decode(Frame(0, None, data))
+
+
 def _text(decode):
     return lambda data: decode(data.decode("utf-8", "replace"))
 
@@ -110,8 +114,7 @@ class _OnDisk:
     """A decoder that feeds a reader of files."""
 
     def __init__(self, read):
-        self._read = read
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._read, self._folder = read, None
 
     def __call__(self, data):
         if self._folder is None:
@@ -206,18 +209,13 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "recall handle": Target(_text(decode_recall_handle), (b"djEgdCBiIDEgaWQ=",), (MessageError,)),
     "cluster": Target(
-        lambda data: decode_cluster_info(Frame(0, None, data)),
+        _body(decode_cluster_info),
         (b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{"c":["b"]}}',),
     ),
-    "topics": Target(
-        lambda data: decode_topics(Frame(0, None, data)), (b'{"topicList":["a","b"]}',)
-    ),
-    "runtime": Target(
-        lambda data: decode_runtime_info(Frame(0, None, data)), (b'{"table":{"a":"1"}}',)
-    ),
+    "topics": Target(_body(decode_topics), (b'{"topicList":["a","b"]}',)),
+    "runtime": Target(_body(decode_runtime_info), (b'{"table":{"a":"1"}}',)),
     "attributes": Target(
-        lambda data: decode_topic_attributes(Frame(0, None, data)),
-        (b'{"attributes":{"message.type":"FIFO"}}',),
+        _body(decode_topic_attributes), (b'{"attributes":{"message.type":"FIFO"}}',)
     ),
     "transaction check": Target(
         lambda data: decode_transaction_check(

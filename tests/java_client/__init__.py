@@ -14,11 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocket_sink.cluster import LocalCluster, find_java, resolve_jars
+from rocket_sink.cluster import find_java, resolve_jars
 from rocket_sink.producer.admin.admin import Admin
 
 FOLDER = Path(__file__).parent
@@ -52,15 +51,15 @@ class JavaMessage:
     body_sha256: bytes
     body: bytes | None
 
-    def has_body(self, body: bytes) -> bool:
+    def has_body(self, body):
         """Return whether the message has this body, even if the body was not printed."""
         return self.body_sha256 == hashlib.sha256(body).digest()
 
 
 def read_with_java(
-    cluster: LocalCluster | str, topic: str, version: str = GENERATIONS[0], *,
-    longest_body: int = 1 << 16, may_skip: bool = False, timeout_s: float = 280,
-) -> list[JavaMessage]:  # fmt: skip
+    cluster, topic, version = GENERATIONS[0], *,
+    longest_body = 1 << 16, may_skip = False, timeout_s = 280,
+):  # fmt: skip
     """Return all messages of a topic, queue by queue, in queue order.
 
     Args:
@@ -85,9 +84,9 @@ def read_with_java(
 
 
 def run_java(
-    source: Path, *arguments: str, version: str, jars: Sequence[Path] = (), lines: str = "",
-    timeout_s: float = 280,
-) -> list[list[str]]:  # fmt: skip
+    source, *arguments, version, jars = (), lines = "",
+    timeout_s = 280,
+):  # fmt: skip
     """Run a source file on a version's jars and return the fields of its lines "judge ...".
 
     Other lines are the libraries' logs. `jars` replace those of RocketMQ's server modules.
@@ -109,7 +108,7 @@ def run_java(
     return judged[:-1]
 
 
-def java_command(source: Path, version: str, jars: Sequence[Path] = ()) -> tuple[list[str], str]:
+def java_command(source, version, jars=()):
     """Return Java with its options for a source file on a version's jars, and the class path."""
     java = find_java()
     jars = tuple(jars) or tuple(resolve_jars(version, java=java))
@@ -119,14 +118,14 @@ def java_command(source: Path, version: str, jars: Sequence[Path] = ()) -> tuple
     return [str(java.executable), *options, *opens], os.pathsep.join(map(str, classes))
 
 
-def fetch_generations() -> None:
+def fetch_generations():
     """Fetch the jars of all `GENERATIONS`, before tests begin that have no network."""
     for version in GENERATIONS:
         resolve_jars(version, progress=lambda text: print(text, file=sys.stderr))
 
 
 @functools.cache
-def _compiled(source: Path, jars: tuple[Path, ...]) -> Path:
+def _compiled(source, jars):
     """Return a folder with the classes of a source file, compiled once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="rocket-sink-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -141,18 +140,18 @@ def _compiled(source: Path, jars: tuple[Path, ...]) -> Path:
     return folder
 
 
-def octets(field: str) -> bytes | None:
+def octets(field):
     """Return the bytes of a field, or None for "-"."""
     return None if field == "-" else bytes.fromhex(field[1:])
 
 
-def text(field: str) -> str | None:
+def text(field):
     """Return the text of a field, or None for "-"."""
     data = octets(field)
     return None if data is None else data.decode()
 
 
-def _message(fields: Sequence[str]) -> JavaMessage:
+def _message(fields):
     broker, *numbers, offset_id, message_id, keys, tags, properties, length, digest, body = fields
     queue_id, offset, sys_flag, born_ms, store_ms = map(int, numbers)
     pairs = [pair.split("=") for pair in properties[1:].split(",") if pair]
