@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,22 +32,17 @@ def test_an_interest_can_change_and_a_wake_ends_one_wait_only():
 
 
 def test_a_wait_that_another_thread_closes_ends_without_an_error():
-    for _ in range(50):
-        readiness, started, results = Readiness(), threading.Event(), list[object]()
-        waiting = threading.Thread(target=_wait_twice, args=(readiness, started, results))
-        waiting.start()
-        started.wait()
-        readiness.close()
-        waiting.join(30)
-        assert results == [[], []]
+    def wait_twice(readiness, started):
+        started.set()
+        return [readiness.wait(0.05), readiness.wait(0.05)]
 
-
-def _wait_twice(readiness, started, results):
-    started.set()
-    try:
-        results += [readiness.wait(0.05), readiness.wait(0.05)]
-    except Exception as error:
-        results.append(error)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(50):
+            readiness, started = Readiness(), threading.Event()
+            waits = pool.submit(wait_twice, readiness, started)
+            started.wait()
+            readiness.close()
+            assert waits.result(30) == [[], []]
 
 
 def test_sockets_do_not_wait_and_notice_dead_peers():

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import ipaddress
-import itertools
 import socket
 import ssl
 import struct
@@ -83,12 +82,10 @@ class Echo:
         self._thread.start()
 
     def _accept(self):
-        while True:
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 peer, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer):
         reader = FrameReader()
@@ -155,11 +152,10 @@ IP = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
 
 
 class Names:
-    """The system's resolver with test names; look-ups of `hanging` end when `go` is set."""
+    """The system's resolver with test names; look-ups of slow.example end when `go` is set."""
 
     def __init__(self, monkeypatch):
         self.known = {"broker.example": "127.0.0.1", "slow.example": "127.0.0.1"}
-        self.hanging = {"slow.example"}
         self.asked = []
         self.go = threading.Event()
         self._system = socket.getaddrinfo
@@ -169,12 +165,12 @@ class Names:
         if flags & socket.AI_NUMERICHOST or not host.endswith(".example"):
             return self._system(host, port, *args, flags=flags, **more)
         self.asked.append(host)
-        if host in self.hanging:
+        if host == "slow.example":
             self.go.wait(30)
         if host not in self.known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        found = (self._system(address, port, *args, **more) for address in self.known[host].split())
-        return [*itertools.chain.from_iterable(found)]
+        addresses = self.known[host].split()
+        return [self._system(address, port, *args, **more)[0] for address in addresses]
 
 
 @pytest.fixture

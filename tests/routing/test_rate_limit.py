@@ -34,34 +34,25 @@ def test_the_rate_is_never_passed_and_always_reached(seed):
     assert times[-1] - 5.0 <= (spent + last) / rate + 1e-6
 
 
-def test_a_new_sender_waits_before_its_first_piece():
-    """Otherwise many short-lived workers together would exceed the limit."""
-    bucket = TokenBucket(10, 100.0)
-    assert bucket.wait_s(1, 100.0) == pytest.approx(0.1)
-    assert bucket.wait_s(1, 100.11) == 0.0
-
-
-def test_idle_time_saves_up_one_burst_only():
-    bucket = TokenBucket(10, 0.0)
-    assert bucket.wait_s(10, 3600.0) == 0.0
-    bucket.spend(10, 3600.0)
-    assert bucket.wait_s(1, 3600.0) == pytest.approx(0.1)
-
-
-def test_a_piece_larger_than_the_bucket_leaves_a_debt():
-    bucket = TokenBucket(10, 0.0)
-    assert bucket.wait_s(50, 0.0) == pytest.approx(1.0)
-    bucket.spend(50, 1.0)
-    assert bucket.wait_s(1, 1.0) == pytest.approx(4.1)
-
-
-def test_a_clock_that_goes_back_gives_nothing():
-    bucket = TokenBucket(10, 100.0)
-    bucket.spend(0, 101.0)
-    bucket.spend(0, 50.0)
-    assert bucket.wait_s(10, 101.0) == 0.0
-    bucket.spend(10, 101.0)
-    assert bucket.wait_s(10, 60.0) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("since_s", "spent", "waits"),
+    [
+        # Otherwise many short-lived workers together would exceed the limit.
+        pytest.param(100.0, [], [(1, 100.0, 0.1), (1, 100.11, 0.0)], id="a new sender waits"),
+        pytest.param(0.0, [], [(10, 3600.0, 0.0)], id="idle time saves up one burst"),
+        pytest.param(0.0, [(10, 3600.0)], [(1, 3600.0, 0.1)], id="and no more"),
+        pytest.param(0.0, [], [(50, 0.0, 1.0)], id="a large piece waits for a full bucket"),
+        pytest.param(0.0, [(50, 1.0)], [(1, 1.0, 4.1)], id="and leaves a debt"),
+        pytest.param(100.0, [(0, 101.0), (0, 50.0)], [(10, 101.0, 0.0)], id="a clock goes back"),
+        pytest.param(100.0, [(0, 101.0), (10, 101.0)], [(10, 60.0, 1.0)], id="and gives nothing"),
+    ],
+)
+def test_a_bucket_of_ten_a_second(since_s, spent, waits):
+    bucket = TokenBucket(10, since_s)
+    for amount, at_s in spent:
+        bucket.spend(amount, at_s)
+    for amount, at_s, wait_s in waits:
+        assert bucket.wait_s(amount, at_s) == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])

@@ -65,37 +65,23 @@ def test_f67_separators_cannot_be_written(name):
             encode_properties({"x": f"v{name}"})
 
 
-def test_a_messages_fields_become_properties():
-    message = Message(
-        "t", b"b", tags="tag", keys=("k1", "k2"), sharding_key="s", properties={"x": "1"},
-        delay_level=3, wait_store=False,
-    )  # fmt: skip
-    text = properties_of(message, message_id="ID", extra={"PGROUP": "g"})
-    assert list(decode_properties(text).items()) == [
-        ("KEYS", "k1 k2"), ("TAGS", "tag"), ("UNIQ_KEY", "ID"), ("WAIT", "false"), ("DELAY", "3"),
-        ("__SHARDINGKEY", "s"), ("x", "1"), ("PGROUP", "g"),
-    ]  # fmt: skip
-
-
-def test_the_smallest_message_has_an_id_and_the_wait_flag():
-    assert properties_of(Message("t", b"b"), message_id="I") == wire("UNIQ_KEY|I;WAIT|true;")
-
-
-def test_a_message_keeps_its_own_id():
-    text = properties_of(Message("t", b"b", message_id="OWN"), message_id="MADE")
-    assert decode_properties(text)["UNIQ_KEY"] == "OWN"
-
-
 @pytest.mark.parametrize(
-    ("field", "name"),
+    ("fields", "properties"),
     [
-        ("delay_ms", "TIMER_DELAY_MS"), ("delay_s", "TIMER_DELAY_SEC"),
-        ("delivery_timestamp_ms", "TIMER_DELIVER_MS"),
+        ({}, {"UNIQ_KEY": "I", "WAIT": "true"}),
+        ({"message_id": "OWN"}, {"UNIQ_KEY": "OWN", "WAIT": "true"}),
+        ({"delay_ms": 0}, {"UNIQ_KEY": "I", "WAIT": "true", "TIMER_DELAY_MS": "0"}),
+        ({"delay_s": 0}, {"UNIQ_KEY": "I", "WAIT": "true", "TIMER_DELAY_SEC": "0"}),
+        ({"delivery_timestamp_ms": 0}, {"UNIQ_KEY": "I", "WAIT": "true", "TIMER_DELIVER_MS": "0"}),
+        ({"tags": "tag", "keys": ("k1", "k2"), "sharding_key": "s", "properties": {"x": "1"},
+          "delay_level": 3, "wait_store": False},
+         {"KEYS": "k1 k2", "TAGS": "tag", "UNIQ_KEY": "I", "WAIT": "false", "DELAY": "3",
+          "__SHARDINGKEY": "s", "x": "1"}),
     ],
 )  # fmt: skip
-def test_timed_delivery(field, name):
-    text = properties_of(Message("t", b"b", **{field: 0}), message_id="I")
-    assert decode_properties(text)[name] == "0"
+def test_a_messages_fields_become_properties(fields, properties):
+    text = properties_of(Message("t", b"b", **fields), message_id="I", extra={"PGROUP": "g"})
+    assert [*decode_properties(text).items()] == [*properties.items(), ("PGROUP", "g")]
 
 
 def test_f65_the_size_limit_counts_bytes():
