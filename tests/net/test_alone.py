@@ -19,6 +19,7 @@ from rocket_sink.net.identity import Identity
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.transport import (
     PATIENCE_S,
+    READ_BYTES,
     StreamEnded,
     StreamState,
     Targets,
@@ -241,6 +242,20 @@ def test_each_alert_has_its_text(reason):
     error.reason = f"TLSV1_ALERT_{reason}"
     assert tls.explain(error, "me", answered=False) == tls._REASONS[reason]
     assert tls.refuses_us(error) is (reason in tls._ABOUT_US) and tls.is_final(error)
+
+
+@pytest.mark.parametrize("reason", [None, "ODD"])
+def test_an_error_without_a_text_of_its_own_keeps_openssls(reason):
+    error = ssl.SSLError(1, "odd words")
+    error.reason = reason
+    assert tls.explain(error, "me", answered=True) == (reason or str(error))
+    assert not tls.is_final(error)
+
+
+@pytest.mark.parametrize(("security", "full_read"), [(None, READ_BYTES), ("TLS", 0)])
+def test_a_short_read_has_emptied_a_socket_without_tls(security, full_read):
+    resolver = SimpleNamespace(look_up=lambda *_: SimpleNamespace(done=False))
+    assert Transport("h:1", security, resolver).full_read == full_read
 
 
 @pytest.mark.parametrize("files", [(), ("a",), ("a", "b")])
