@@ -24,7 +24,6 @@ from rocket_sink.net.transport import (
     StreamState,
     Targets,
     Transport,
-    no_resources,
 )  # fmt: skip
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.connection import Connection
@@ -207,12 +206,6 @@ def test_a_refusal_is_final_unless_the_files_are_newer(newer):
     assert error.address == "h:1" and "with h:1 failed" in error.text
     eof = tcp._refusal_error(ConnectionResetError("reset"))
     assert type(eof) is errors.TlsError
-
-
-def test_missing_descriptors_are_named():
-    error = no_resources("connect", OSError(errno.EMFILE, "too many"), "h:1")
-    assert (error.facts["errno"], error.facts["address"]) == (errno.EMFILE, "h:1")
-    assert "ulimit -n" in str(error) and isinstance(error, errors.LocalResourcesError)
 
 
 def certificate(code):
@@ -486,6 +479,9 @@ def test_a_frame_is_written_at_once_if_the_queue_is_large(client, monkeypatch):
         channel.transport.state = state
         client.send(channel, None, (bytes(size),), size, NOW_S)
         assert channel.write_queue.size == left
+    owner, channel.transport.takes = requested(channel), StreamEnded("cut")
+    client.flush(channel, NOW_S + 1)
+    assert channel.closed and owner.ends[0][2] == NOW_S + 1
 
 
 def test_a_connection_is_made_in_time_or_the_next_address_is_tried(client):

@@ -39,13 +39,8 @@ def client(authority, password=None):
     return {"tlsCert": cert, "tlsKey": key}
 
 
-def test_c66_both_verify_each_other(authority, serve, version):
-    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
-    assert ask(address, **trusted(authority, **client(authority))) == b"hello"
-
-
 def test_c66_the_clients_key_has_a_password(authority, serve, version, tmp_path, monkeypatch):
-    """The password is read from its source."""
+    """Both verify each other. The password is read from its source."""
     address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
     keys = client(authority, password="1234")
     monkeypatch.setenv("KEY_PASSWORD", "1234")
@@ -55,12 +50,6 @@ def test_c66_the_clients_key_has_a_password(authority, serve, version, tmp_path,
     for wrong in ("4321", "env:KEY_PASSWORT", "file:/nowhere/password"):
         with pytest.raises(OptionError, match=r"tlsKeyPassword.*(\.key|KEY_PASSWORT|nowhere)"):
             ask(address, **trusted(authority, **keys, tlsKeyPassword=wrong))
-
-
-@pytest.mark.parametrize("need", [ssl.CERT_NONE, ssl.CERT_OPTIONAL])
-def test_c66_a_server_that_does_not_insist(authority, serve, version, need):
-    address = mutual(authority, serve, version, need)
-    assert ask(address, **trusted(authority)) == b"hello"
 
 
 def test_c66_no_client_certificate_where_one_is_wanted(authority, serve, version):

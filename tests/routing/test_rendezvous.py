@@ -63,25 +63,12 @@ def test_no_candidate_is_an_error():
         hashing.rendezvous(1, [])
 
 
-def test_jump_moves_only_to_the_new_bucket():
-    hashes = hashing.siphash_array(KEYS)
-    for count in range(1, 40):
-        before = hashing.jump_index(hashes, count)
-        after = hashing.jump_index(hashes, count + 1)
-        assert ((after == before) | (after == count)).all()
-        assert before.min() >= 0
-        assert before.max() < count
-
-
-def test_jump_takes_a_count_per_key_and_spreads_evenly():
+def test_jump_takes_a_count_per_key():
     hashes = hashing.siphash_array(KEYS)
     counts = np.arange(len(hashes)) % 7 + 1
     mixed = hashing.jump_index(hashes, counts).tolist()
     pairs = zip(hashes.tolist(), counts.tolist(), strict=True)
     assert mixed == [hashing.jump_index(value, count) for value, count in pairs]
-    shares = np.bincount(hashing.jump_index(hashes, 8))
-    assert shares.min() > 400
-    assert shares.max() < 600
 
 
 def test_jump_as_its_authors_wrote_it():
@@ -93,5 +80,6 @@ def test_jump_as_its_authors_wrote_it():
             jump = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
         return bucket
 
-    for value in hashing.siphash_array(KEYS[:300]).tolist():
-        assert hashing.jump_index(value, 1000) == reference(value & (1 << 64) - 1, 1000)
+    for count in (1, 2, 8, 1000):
+        for value in hashing.siphash_array(KEYS[:300]).tolist():
+            assert hashing.jump_index(value, count) == reference(value & (1 << 64) - 1, count)
