@@ -50,12 +50,6 @@ def test_a_bound_port_is_not_free():
     assert is_free(port), "although a connection is in TIME_WAIT"
 
 
-def test_ports_are_remembered(tmp_path):
-    ports = Ports(1, (2, 3))
-    ports.save(tmp_path / "ports.json")
-    assert load_ports(tmp_path / "ports.json") == ports
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"name_server": "x", "brokers": []}'])
 def test_a_damaged_file_is_forgotten(tmp_path, text):
     (tmp_path / "ports.json").write_text(text)

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import ssl
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -117,6 +117,32 @@ def test_a_connect_that_takes_too_long_says_at_which_step(state, answered, kind,
     assert type(caught.value) is kind and caught.value.address == "h:1" and tcp.notes == notes
 
 
+def test_a_silent_address_is_tried_again_after_the_others():
+    tcp = transport(StreamState.HANDSHAKING, answered=False)
+    tcp.targets, tcp._socket, tcp._next_target = MagicMock(), MagicMock(), MagicMock()
+    tcp.wants_write, tcp.unsent = False, True
+    assert not tcp.advance(skip=True) and tcp._next_target.called and tcp._socket.close.called
+    assert tcp.targets.method_calls == [call.skip(), call.note(works=False)]
+    assert (tcp.state, tcp._tls) == (StreamState.CONNECTING, None)
+    assert tcp.wants_write and not tcp.unsent
+
+
+def test_addresses_that_fail_at_once_are_passed(monkeypatch):
+    tcp = transport(StreamState.RESOLVING)
+    sockets = [MagicMock(), MagicMock()]
+    sockets[0].connect_ex.return_value = errno.ECONNREFUSED
+    sockets[1].connect_ex.return_value = errno.EINPROGRESS
+    made = [OSError(errno.EAFNOSUPPORT, "no"), *sockets, OSError(errno.EAFNOSUPPORT, "no such")]
+    monkeypatch.setattr("rocket_sink.net.transport._new_socket", MagicMock(side_effect=made))
+    tcp.targets.next = MagicMock(side_effect=[(2, 1, 6, "", name) for name in "abcd"] + [None])
+    tcp._next_target()
+    assert tcp._socket is sockets[1] and tcp.notes == [False] and sockets[0].close.called
+    assert sockets[1].connect_ex.call_args == call("c")
+    with pytest.raises(errors.ConnectError, match="cannot connect to h:1: no such"):
+        tcp._next_target()
+    assert tcp.state is StreamState.CLOSED and tcp.notes == [False, "forget"]
+
+
 @pytest.mark.parametrize(
     ("state", "heard", "notes"),
     [(StreamState.OPEN, False, [False]), (StreamState.OPEN, True, []),
@@ -130,8 +156,8 @@ def test_an_address_that_has_sent_nothing_is_noted(state, heard, notes):
 
 def socket_of(*results):
     """Return a socket whose calls raise, or return, these results."""
-    call = MagicMock(side_effect=results)
-    return SimpleNamespace(recv=call, sendmsg=call)
+    end = MagicMock(side_effect=results)
+    return SimpleNamespace(recv=end, sendmsg=end)
 
 
 ALERT = ssl.SSLError(1, "alert")
@@ -435,7 +461,7 @@ def test_a_flood_from_one_peer_leaves_the_others_their_turn(frame):
     channel = opened(wire, lambda channel, request: served.append(request.code))
     for data, reads, is_more in (
         ([unasked * 64], [65_536, 65_536], False),
-        ([unasked * 65, unasked], [65_536], True),
+        ([unasked * 33, unasked * 32, unasked], [65_536, 65_536], True),
         ([unasked, unasked], [4096], True),  # It still floods.
         ([unasked[:9]], [4096, 65_536], False),
     ):
@@ -536,6 +562,26 @@ def test_a_frame_that_cannot_be_made(client, way, monkeypatch):
             client.oneway("h:1", Frame(1), NOW_S)
         raise owner.ends.pop()[0]
     assert client.in_flight == 0 and not owner.ends
+
+
+@pytest.mark.parametrize("error", [ValueError("defect"), errors.ConnectError("defect")])
+def test_a_connection_that_cannot_be_begun(client, error, monkeypatch):
+    monkeypatch.setattr(clients, "Transport", MagicMock(side_effect=error))
+    owner, ends = Owner(), {"deadline_s": NOW_S + 1, "now_s": NOW_S}
+    client.call("h:1", Frame(1), owner, **ends)
+    assert client.call_group("h:1", Frame(1), {"a": [b"1"]}, owner, **ends) == 0
+    assert [type(end[0]) for end in owner.ends] == [errors.ConnectError] * 2
+    assert all("defect" in end[0].text and end[2] == NOW_S for end in owner.ends)
+
+
+def test_a_oneway_request_is_written_at_once(client):
+    channel, sizes = client.channel("h:1", NOW_S), []
+    channel.transport.state = StreamState.OPEN
+    for body in (None, b"ab"):
+        before = channel.transport.takes
+        client.oneway("h:1", Frame(1, None, body), NOW_S)
+        sizes.append(before - channel.transport.takes)
+    assert sizes[1] == sizes[0] + 2 > 50 and not channel.has_unwritten and not client.in_flight
 
 
 def test_a_client_takes_groups_unless_headers_are_signed_or_seen(client):

@@ -60,10 +60,10 @@ def test_a_frame_without_an_owner_completes_silently():
 
 
 def test_few_bytes_and_buffers_are_gathered_at_once(monkeypatch):
-    monkeypatch.setattr(channels, "GATHER_BYTES", 10)
+    monkeypatch.setattr(channels, "GATHER_BYTES", 9)
     monkeypatch.setattr(channels, "GATHER_BUFFERS", 20)
     write_queue = queue_of(*range(6), size=3)
-    assert gathered(write_queue) == [3, 3, 3, 3], "ten bytes are enough"
+    assert gathered(write_queue) == [3, 3, 3], "nine bytes are enough"
     write_queue.wrote(2)
     assert gathered(write_queue) == [1, 3, 3, 3]
     assert (write_queue.partly_written_owner, write_queue.first_owner) == (0, 0)

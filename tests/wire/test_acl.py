@@ -3,8 +3,6 @@
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rocket_sink.errors import OptionError
 from rocket_sink.wire.acl import Credentials, canonical_fields
@@ -93,11 +91,3 @@ def test_c65_secrets_do_not_print():
 def test_credentials_travel_in_task_closures():
     credentials = pickle.loads(pickle.dumps(Credentials("RocketMQ", "12345678", "tok")))
     assert credentials.signer()(C62_EXT, b"hello")["Signature"] == "PK1LHaW4u0ees8fzq8QUUYjT5c0="
-
-
-@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_how_a_body_is_cut_into_buffers_does_not_matter(body, cuts):
-    signer = Credentials("a", "b").signer()
-    edges = sorted(min(cut, len(body)) for cut in cuts)
-    parts = [body[low:high] for low, high in zip([0, *edges], [*edges, len(body)], strict=True)]
-    assert signer(C62_EXT, parts) == signer(C62_EXT, body)

@@ -165,10 +165,12 @@ def test_other_implementations_may_write_numbers_and_booleans_as_such():
         pytest.param("00200000 00100001", "header of 1048577", id="header too long"),
         pytest.param("00000006 02000002 7b7d", "serialisation 2", id="unknown serialisation"),
         pytest.param("00000006 00000002 7b7d", "code", id="no code"),
-        pytest.param(
-            "00000019 01000015 0067 00 091d 00000000 00000000 00000000 00000001",
-            "1 bytes of fields and has 0", id="fields that lie",
-        ),
+        *(pytest.param(
+            f"{frame} 0067 00 091d 00000000 00000000 00000000 {fields}", said, id="fields that lie",
+        ) for frame, fields, said in (
+            ("00000019 01000015", "00000001", "1 bytes of fields and has 0"),
+            ("0000001a 01000016", "00000000 ff", "0 bytes of fields and has 1"),
+        )),
         pytest.param("48545450 2f312e31", "RocketMQ port", id="HTTP"),
         pytest.param("15030300 02022800", "TLS", id="TLS alert"),
     ],
