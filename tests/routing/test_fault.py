@@ -86,6 +86,9 @@ def test_5x_success_never_shortens_isolation_and_4x_does():
     assert not is_available(five, "a", NOW + 9.9)
     assert is_available(four, "a", NOW + 1)
     assert is_reachable(five, "a")
+    bad(four, "a", reachable=True)
+    good(four, "a", 600, NOW + 1)
+    assert four.ranks(NOW + 1) == {"a": SLOW}, "an update of 4.x replaces the causes"
 
 
 def test_a_shorter_isolation_does_not_cut_a_longer_one():
@@ -114,13 +117,6 @@ def test_a_worse_cause_is_announced_and_a_lesser_one_is_not():
     assert faults.ranks(NOW + 0.4) == {"a": FAILING}
     assert bad(faults, "a", NOW + 0.5) is not None
     assert faults.ranks(NOW + 0.6) == {"a": UNREACHABLE}
-
-
-def test_an_update_of_4x_replaces_the_causes():
-    faults = table("4.x")
-    bad(faults, "a", reachable=True)
-    good(faults, "a", 600, NOW + 1)
-    assert faults.ranks(NOW + 1) == {"a": SLOW}
 
 
 def test_quick_answers_leave_no_trace():

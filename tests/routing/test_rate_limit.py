@@ -66,6 +66,8 @@ class TestAimdWindow:
         window = AimdWindow(100, 0.0)
         assert window.room_for(1, 49) == 1
         assert window.room_for(1, 50) == 0
+        window.busy(1.0, 8, 2.0)
+        assert window.limit == 4, "a window that is not used is cut from what is"
 
     def test_the_answers_to_one_window_cut_once(self):
         window = AimdWindow(100, 10.0)
@@ -74,11 +76,6 @@ class TestAimdWindow:
         assert window.limit == 50
         window.busy(10.2, 50, 10.3)
         assert window.limit == 25
-
-    def test_a_window_that_is_not_used_is_cut_from_what_is(self):
-        window = AimdWindow(100, 0.0)
-        window.busy(1.0, 8, 2.0)
-        assert window.limit == 4
 
     def test_it_never_closes(self):
         window = AimdWindow(1, 0.0)

@@ -143,6 +143,10 @@ def test_kill_refuses_and_restart_keeps_port_and_store(cluster, client):
     assert broker.address == address
     assert Client(address).ask(send()).code == 0, "it is not frozen any more"
     assert len(cluster.messages("t")) == 2
+    broker.fail_over()
+    assert broker.address != address and Client(broker.address).ask(send()).code == 0
+    with pytest.raises(ConnectionRefusedError):
+        Client(address)
 
 
 BAD_BATCH = {"a": "g", "b": "t", "c": "TBW102", "m": "true"}
@@ -159,11 +163,6 @@ def test_a_request_that_cannot_be_handled_is_an_answer(client, request_):
     """An exception would end the thread of all servers."""
     answers = client.ask(request_), client.ask(send())
     assert [answer and answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR, 0]
-
-
-def test_a_topic_on_no_broker_is_on_none(cluster):
-    cluster.create_topic("nowhere", brokers=[])
-    assert not cluster.route("nowhere").queues
 
 
 def test_the_proxy_passes_cuts_freezes_and_refuses(cluster):
