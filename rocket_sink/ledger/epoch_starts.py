@@ -155,8 +155,7 @@ class EpochStarts:
         unique = f"{self._generation}-{uuid.uuid4().hex}"
         name = f"{self._run}~{ctx.partition}~{ctx.stage_id}~{unique}"
         self._own, self._at_ms = f"{self._folder}/{ctx.epoch}/{name}", now_ms()
-        self._facts = facts
-        self.note_brokers(brokers)
+        self.note_brokers(brokers, facts)
         with self._saying(store):
             self.check()
             notes = self._notes(store)
@@ -164,14 +163,15 @@ class EpochStarts:
             others = [note for note in notes if note.name != name and self._may_repeat(note)]
             return _earlier(store, ctx, others) if others else None
 
-    def note_brokers(self, brokers: Brokers) -> None:
-        """Note durably which brokers may get the next messages; replace the earlier note. Raise
-        LedgerError if the ledger's folder cannot be written."""
+    def note_brokers(self, brokers: Brokers, facts: IdFacts | None = None) -> None:
+        """Note durably which brokers may get the next messages, and new facts if there are some;
+        replace the earlier note. Raise LedgerError if the ledger's folder cannot be written."""
+        self._facts = facts or self._facts
         topics = {topic: sorted(names) for topic, names in brokers.items()}
         store = NoteStore(self._place, _STARTS)
         with self._saying(store):
-            facts = asdict(self._facts)
-            store.write(self._own, {"at_ms": self._at_ms, "topics": topics, "facts": facts})
+            noted = asdict(self._facts)
+            store.write(self._own, {"at_ms": self._at_ms, "topics": topics, "facts": noted})
 
     def withdraw(self) -> None:
         """Remove this attempt's note, because the attempt has sent nothing and is refused."""

@@ -101,29 +101,35 @@ class ReplayCheck:
         """Whether an earlier attempt may have stored rows that this attempt cannot look up."""
         self._absent: set[str] = set()
         """First ids of the partition's earlier attempts that no row had so far."""
+        self._later: IdFacts | None = None
+        """The facts while all rows have brought their ids, which depend on no fact."""
+        self._earlier: Sequence[IdFacts] = ()
 
     @property
     def may_double(self) -> bool:
         """Whether, after all rows, some of them may be stored under ids that this attempt cannot
         know: an earlier attempt had another plan, ledger or cluster, or rows that this one
-        lacks."""
-        return self._is_unseen or bool(self._absent)
+        lacks, or made ids of rows that bring their own now."""
+        made_ids = any(attempt.first_ids and attempt.written_by for attempt in self._earlier)
+        return self._is_unseen or bool(self._absent) or (made_ids and self._later is not None)
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """Return the rows that no broker has stored, with their ids; count the stored rows."""
         own, topic = rows.message_id, rows.topic
         assert isinstance(topic, str)
-        if own is None or own.null_count:
+        makes_ids = own is None or bool(own.null_count)
+        if makes_ids:
             ids = self._ids.ids(rows)
             ids = ids if own is None else pc.coalesce(own, ids.cast(own.type))
             rows = rows.with_(message_id=ids)
         ids = rows.message_id
         assert ids is not None
         if not self._noted:
-            if own is not None and not own.null_count:
-                # The rows' own ids depend on no setting.
-                self._facts = IdFacts()
+            if not makes_ids:
+                self._later, self._facts = self._facts, IdFacts()
             self._begin(topic, info, ids[:_FIRST_IDS].to_pylist())
+        elif makes_ids and self._later is not None:
+            self._note_facts(self._later)
         if self._absent:
             self._absent -= set(ids.filter(_is_in(ids, self._absent)).to_pylist())
         self._noted.setdefault(topic, frozenset())
@@ -194,9 +200,9 @@ class ReplayCheck:
         a CheckpointError if an earlier attempt wrote its messages under other settings."""
         self._noted[topic] = frozenset(info.masters)
         cluster = [*info.masters.values(), *resolved(self._engine.options.name_servers)]
-        facts, earlier = replace(self._facts, first_ids=first_ids, cluster=cluster), None
+        self._facts, earlier = replace(self._facts, first_ids=first_ids, cluster=cluster), None
         if self._starts is not None:
-            earlier = self._starts.begin(self._noted, facts)
+            earlier = self._starts.begin(self._noted, self._facts)
         if self._mode == "always":
             earlier = earlier or _ANY_TIME
         if earlier is None:
@@ -204,25 +210,41 @@ class ReplayCheck:
         if self._mode == "never":
             self._is_unseen = True
             return
-        self._compare(earlier)
-        if any(set(cluster).isdisjoint(each) for each in earlier.clusters):
-            _LOG.warning(_OTHER_CLUSTER, topic)
-            self._is_unseen = True
-        own = self._facts.planned_by.get(FRAME_FACT)
-        if any(each.planned_by.get(FRAME_FACT, own) != own for each in earlier.facts):
-            # The failed write of the `appId` had another frame, whose equal rows are not these.
-            return
         self._stored = StoredMessages(
             self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )
-
-    def _compare(self, earlier: PriorAttempts) -> None:
-        """Compare the facts of earlier attempts with those of this one."""
-        for attempt in earlier.facts:
-            self._absent.update(attempt.first_ids)
-            if changes := _changes(attempt.written_by, self._facts.written_by):
+        self._absent.update(*(attempt.first_ids for attempt in earlier.facts))
+        self._earlier = earlier.facts
+        if self._later is None:
+            try:
+                self._compare()
+            except CheckpointError:
                 assert self._starts is not None
                 self._starts.withdraw()
+                raise
+        if any(set(cluster).isdisjoint(each) for each in earlier.clusters):
+            _LOG.warning(_OTHER_CLUSTER, topic)
+            self._is_unseen = True
+
+    def _note_facts(self, facts: IdFacts) -> None:
+        """Compare and note the facts before this attempt makes its first ids."""
+        own = self._facts
+        self._facts = replace(facts, first_ids=own.first_ids, cluster=own.cluster)
+        self._compare()
+        self._later = None
+        if self._starts is not None:
+            self._starts.note_brokers(self._noted, self._facts)
+
+    def _compare(self) -> None:
+        """Compare the facts of earlier attempts with those of this one."""
+        own = self._facts.planned_by.get(FRAME_FACT)
+        for attempt in self._earlier:
+            if not attempt.written_by:
+                continue  # It has made no ids.
+            if attempt.planned_by.get(FRAME_FACT, own) != own:
+                # The failed write of the `appId` had another frame, whose equal rows are not these.
+                self._stored = None
+            if changes := _changes(attempt.written_by, self._facts.written_by):
                 raise CheckpointError(
                     f"an epoch runs again, and would write its messages otherwise: {changes}. So "
                     "the rows that are stored already would be sent again. Start the query with "

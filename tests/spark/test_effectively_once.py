@@ -391,6 +391,21 @@ class TestOtherIds:
         summary = world.run(MOVED, rows=table, settings=IdFacts({"cores": "2"}, {"zone": "Tokyo"}))
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
 
+    def test_settings_count_from_the_first_row_without_an_id(self, world):
+        numbers = [str(number) for number in range(ROWS)]
+        half = pa.array([*numbers[: ROWS // 2], *[None] * (ROWS // 2)])
+        table = rows_of(ROWS).append_column("message_id", half)
+        settings = IdFacts({"cores": "8"}, {"zone": "UTC"})
+        world.run(CTX, rows=table, settings=settings)
+        with pytest.raises(CheckpointError, match="zone was UTC, is Tokyo"):
+            world.run(RESTART, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "Tokyo"}))
+        assert world.run(RESTART, rows=table, settings=settings).duplicates_possible == 0
+        moved = dataclasses.replace(settings, planned_by={"cores": "2"})
+        assert world.run(RESTART, rows=table, settings=moved).duplicates_possible == ROWS
+        world.check()
+        all_own = table.set_column(2, "message_id", pa.array(numbers))
+        assert world.run(RESTART, rows=all_own, settings=settings).duplicates_possible == ROWS
+
     def test_rows_that_are_computed_anew_are_counted(self, world):
         """Nothing tells that a Python function uses a clock, but its rows match none before."""
         world.run(CTX)
