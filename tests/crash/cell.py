@@ -19,7 +19,7 @@ from tests.damaged import damaged
 from . import ledger_log
 from . import schedule as schedules
 from .files import write_whole
-from .judge import Accounts, Copy, Epoch, Row, judge
+from .judge import Accounts, Copy, Epoch, judge
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -91,7 +91,7 @@ class Cell:
             numbers = range(epoch * schedules.ROWS, (epoch + 1) * schedules.ROWS)
             keys = [f"k{number % schedules.KEYS}-{file}" for number in numbers]
             bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
-            columns: dict[str, Any] = {"body": bodies, "sharding_key": keys}
+            columns = {"body": bodies, "sharding_key": keys}
             if self.schedule.ids == "own":
                 columns["message_id"] = [f"{self.number:04X}{body}" for body in bodies]
             if self.schedule.lane == schedules.BACKFILL:
@@ -115,7 +115,7 @@ class Cell:
 
     def _options(self):
         schedule = self.schedule
-        options: dict[str, Any] = {
+        options = {
             "nameServer": self.cluster.name_server, "topic": self.topic,
             "ledger": str(self.ledger),
             "delivery": schedule.delivery, "ordering": schedule.ordering,
@@ -144,7 +144,7 @@ class Cell:
             path.rename(self.folder / "source" / path.name)
 
     def expected(self):
-        rows: set[Row] = set()
+        rows = set()
         for path in (self.folder / "source").iterdir():
             bodies = pq.read_table(path, columns=["body"])["body"].to_pylist()
             rows |= {ledger_log.row_of(body.encode()) for body in bodies}

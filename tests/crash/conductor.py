@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
-from typing import Any
 
 from rocket_sink.errors import RocketSinkError
 
@@ -188,7 +186,7 @@ class Round:
             self._local.begin(cell)
 
 
-_EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
+_EVENTS = {
     "worker_killed": Round._kill, "executor_killed": Round._kill, "task_failed": Round._fail_task,
     "two_drivers": Round._rival, "queues_changed": Round._change_queues,
     "topic_deleted": Round._delete_topic,

@@ -81,7 +81,7 @@ def _run(spark, cell, folder):
 
 def _until_done(spark, cell, role):
     folder = Path(cell["folder"])
-    errors: list[str] = []
+    errors = []
     ledger = Ledger(cell["options"]["ledger"])
     if cell["committer"] == "spark" and not ledger.exists():
         leave_to_spark(spark, ledger.path)

@@ -147,9 +147,9 @@ def judge(expected, copies, accounts):
 
 def disordered_rows(copies):
     """Count disordered rows. Offsets give the order within a queue; queues have no common order."""
-    homes: dict[str, Queue] = {}
-    last: dict[str, int] = {}
-    arrived: set[Row] = set()
+    homes = {}
+    last = {}
+    arrived = set()
     wrong = 0
     for copy in sorted(copies, key=lambda copy: (copy.queue, copy.life, copy.offset)):
         if copy.row in arrived:
@@ -162,7 +162,7 @@ def disordered_rows(copies):
 
 
 def _unlike_ids(copies):
-    ids: defaultdict[Row, set[str]] = defaultdict(set)
+    ids = defaultdict(set)
     for copy in copies:
         ids[copy.row].add(copy.message_id)
     return sum(len(message_ids) > 1 for message_ids in ids.values())
@@ -174,7 +174,7 @@ def _unaccounted(copies, accounts):
     The ledger doubts messages by request, and rows by epoch: a row that a third attempt sent counts
     once.
     """
-    placed: set[tuple[Queue, int]] = set()
+    placed = set()
     doubtful = 0
     for sent in accounts.sent:
         if sent.queue is not None and sent.offset >= 0:
@@ -192,7 +192,7 @@ def _adds_up(epoch):
 
 def _rows_told(epochs):
     """Return the rows of the epochs that add up, for the query that has most."""
-    rows: Counter[str] = Counter()
+    rows = Counter()
     for epoch in epochs:
         if _adds_up(epoch):
             rows[epoch.query] += epoch.rows_in

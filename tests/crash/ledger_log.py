@@ -1,7 +1,6 @@
 """The ledger, read from its files (Delta's log and Parquet) without Spark and the product."""
 
 import json
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ _SENT = (*_ATTEMPT, "outcome", "broker_address", "queue_id", "queue_offset", "me
 
 def rows_of(ledger, kind, columns):
     """Return the rows of files in the log; files that a killed writer left are not in the log."""
-    found: list[dict[str, Any]] = []
+    found = []
     for name in _files(ledger):
         if name.startswith(f"kind={kind}/"):
             found += pq.ParquetFile(ledger / name).read(columns=list(columns)).to_pylist()
@@ -22,7 +21,7 @@ def rows_of(ledger, kind, columns):
 
 
 def _files(ledger):
-    files: set[str] = set()
+    files = set()
     for commit in sorted((ledger / "_delta_log").glob("*.json")):
         for action in map(json.loads, commit.read_text().splitlines()):
             if "add" in action:

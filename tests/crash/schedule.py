@@ -6,42 +6,41 @@ event and moment, every lane and every delivery mode. `draw` makes others, each 
 
 import random
 from dataclasses import dataclass, replace
-from typing import Final
 
-STREAMS: Final = ("foreach", "packs", "source_stream", "foreach_batch")
-BATCHES: Final = ("write", "source_batch")
-BACKFILL: Final = "backfill"
-TRANSACTIONAL: Final = "transactional"
-DELIVERIES: Final = ("at_least_once", "effectively_once", TRANSACTIONAL)
-HALVES: Final = ("foreach_batch", "write")
+STREAMS = ("foreach", "packs", "source_stream", "foreach_batch")
+BATCHES = ("write", "source_batch")
+BACKFILL = "backfill"
+TRANSACTIONAL = "transactional"
+DELIVERIES = ("at_least_once", "effectively_once", TRANSACTIONAL)
+HALVES = ("foreach_batch", "write")
 """Lanes that take `transactional`; the others refuse it (`rocket_sink.task.transaction_marker`)."""
-ORDERINGS: Final = ("none", "best_effort", "strict")
+ORDERINGS = ("none", "best_effort", "strict")
 
-EPOCHS: Final = 2
-FILES: Final = 2
+EPOCHS = 2
+FILES = 2
 """The number of files, and so of tasks, of an epoch. A key's rows are in one file."""
-KEYS: Final = 8
-ROWS: Final = 160
+KEYS = 8
+ROWS = 160
 """The number of rows of a file."""
-REQUEST_ROWS: Final = 10
+REQUEST_ROWS = 10
 
-REQUEST: Final = "request"
+REQUEST = "request"
 """A worker is about to pass the n-th request to the engine. Before the first, nothing is sent."""
-ANSWERED: Final = "answered"
+ANSWERED = "answered"
 """A task has all its answers, but its accounts are not in the spool yet."""
-SPOOLED: Final = "spooled"
+SPOOLED = "spooled"
 """A task has sealed its spool file. Spark does not know of its end, and nothing is folded."""
-COMMITTED: Final = "committed"
+COMMITTED = "committed"
 """The epoch is in Delta but not in Spark's log. (In `source_stream` its message is sealed.)"""
-FOLDS: Final = tuple(
+FOLDS = tuple(
     f"fold:{step}" for step in ("listed", "manifest", "append", "appended", "delete", "deleted")
 )
 """A fold is about to write its manifest, append to Delta, delete spool files, or end."""
-ENDING: Final = "ending"
+ENDING = "ending"
 """A driver is about to commit the n-th half message of an epoch that Delta has."""
-ENDED: Final = "ended"
+ENDED = "ended"
 """The half messages of an epoch are all committed, but the ledger does not have that yet."""
-LETTERS: Final = "letters"
+LETTERS = "letters"
 """A backfill has marked its n-th chunk as about to be sent."""
 
 
@@ -97,9 +96,9 @@ class Event:
     moments: tuple[str, ...]
 
 
-_TASK: Final = (REQUEST, ANSWERED, SPOOLED)
-_ALL: Final = (*STREAMS, *BATCHES)
-EVENTS: Final = {
+_TASK = (REQUEST, ANSWERED, SPOOLED)
+_ALL = (*STREAMS, *BATCHES)
+EVENTS = {
     "worker_killed": Event("local", (*_ALL, BACKFILL), (*_TASK, LETTERS)),
     "task_failed": Event("local", _ALL, (REQUEST, ANSWERED, SPOOLED)),
     "broker_killed": Event("local", _ALL, (REQUEST,)),
@@ -113,8 +112,8 @@ EVENTS: Final = {
     ),
     "executor_killed": Event("executors", ("foreach", "packs", "foreach_batch", "write"), _TASK),
 }
-_SPOOLING: Final = ("foreach", "packs", "source_stream", "source_batch")
-_LANES_OF: Final = {
+_SPOOLING = ("foreach", "packs", "source_stream", "source_batch")
+_LANES_OF = {
     SPOOLED: _SPOOLING,
     COMMITTED: ("foreach_batch", "write", "source_stream", "source_batch"),
     ENDING: HALVES,
@@ -123,7 +122,7 @@ _LANES_OF: Final = {
     **dict.fromkeys(FOLDS, _SPOOLING),
 }
 
-_SAME_ROWS: Final = ("worker_killed", "task_failed", "driver_killed", "executor_killed")
+_SAME_ROWS = ("worker_killed", "task_failed", "driver_killed", "executor_killed")
 """Events after which a task gets the same rows again and holds none back.
 
 The ids that `at_least_once` makes are then the same (`rocket_sink.task.message_ids`)."""
@@ -169,7 +168,7 @@ def draw(seed):
     return replace(drawn, ids=rng.choice(("own", "made")))
 
 
-CI: Final = (
+CI = (
     Schedule("foreach", "strict", "at_least_once", "worker_killed", REQUEST, 1),
     Schedule("source_batch", "strict", "at_least_once", "task_failed", SPOOLED, 1),
     Schedule("foreach_batch", "strict", "effectively_once", "broker_killed", REQUEST, 11),
@@ -192,7 +191,7 @@ Moments are a request, the answers, the spool, the commit, the half messages, an
 fold dies once only, after the step that leaves its rows in both Delta and the spool
 (`tests/ledger/test_fold.py` dies at each step)."""
 
-MOMENTS: Final = (
+MOMENTS = (
     Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
     Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
     Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),

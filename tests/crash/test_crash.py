@@ -42,7 +42,7 @@ def played(request, cluster, tmp_path_factory):
 def faults(cell):
     """Return the faults of a played cell; empty if all is well."""
     modes = {"ordering": cell.schedule.ordering, "delivery": cell.schedule.delivery}
-    wrong: dict[str, object] = {**cell.verdict().faults(**modes, batch=cell.batch)}
+    wrong = {**cell.verdict().faults(**modes, batch=cell.batch)}
     if not cell.result["ended"] and not refused(cell):
         wrong["not ended"] = cell.result["errors"]
     return wrong
@@ -105,7 +105,7 @@ def test_drawn_schedules(cluster, tmp_path_factory, pytestconfig):
     every = (schedule for schedule in map(draw, itertools.count(first)))
     fitting = (schedule for schedule in every if schedule.name.startswith(only))
     drawn = list(itertools.islice(fitting, count))
-    failures: list[str] = []
+    failures = []
     for start in range(0, count, TOGETHER):
         share = drawn[start : start + TOGETHER]
         failures += _played(share, cluster, tmp_path_factory.mktemp("drawn"))

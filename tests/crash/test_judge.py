@@ -1,6 +1,5 @@
 """The judge's invariants: each catches a planted defect, and accepts a right world."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from . import schedule as schedules
 from .judge import Accounts, Copy, Epoch, Row, Sent, judge
 
-ROWS: list[Row] = [(key, number) for key in ("a", "b") for number in range(4)]
+ROWS = [(key, number) for key in ("a", "b") for number in range(4)]
 HOME = {"a": ("10.0.0.1:1", 0), "b": ("10.0.0.1:1", 1)}
 
 
@@ -107,7 +106,7 @@ def replay_prefix(world):
     world.sent.append(Sent("acked", 2, HOME["a"], 4))
 
 
-PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
+PLANTED = [
     (lose, {"lost"}, {"lost"}),
     (invent, {"unknown"}, {"unknown"}),
     (swap, {"disordered"}, set()),
@@ -158,7 +157,7 @@ def send_plainly(world):
     world.copies[0] = replace(world.copies[0], half="")
 
 
-HALF_PLANTED: list[tuple[Callable[[World], None], set[str]]] = [
+HALF_PLANTED = [
     (leave_half, {"lost"}),
     (swap, {"disordered"}),
     (commit_twice, {"duplicates", "unaccounted"}),

@@ -57,8 +57,8 @@ class Bed:
 
     def __init__(self):
         assert world.inside(), "a bed is made inside a world: see world.enter"
-        self.hosts: list[Host] = []
-        self.names: dict[str, str] = {}
+        self.hosts = []
+        self.names = {}
         """Names and addresses for every host's /etc/hosts; see `rename`."""
         _ip("link", "add", _BRIDGE, "type", "bridge")
         _ip("addr", "add", f"{GATEWAY}/24", "dev", _BRIDGE)
@@ -107,9 +107,9 @@ class Host:
         self._number = number
         self._files = _DISKS / f"{number}-{name}"
         self.disk.mkdir(parents=True)
-        self._kernel: subprocess.Popen[str] | None = None
+        self._kernel = None
         self._init = 0
-        self._cable: subprocess.Popen[str] | None = None
+        self._cable = None
         self._broken = Impairment()
 
     def __repr__(self):

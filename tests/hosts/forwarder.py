@@ -67,11 +67,11 @@ class Line:
 
     def __init__(self, seed):
         self._random = random.Random(seed)
-        self._waiting: list[tuple[float, int, str, bytes]] = []
+        self._waiting = []
         self._number = 0
         self._latest = {IN: 0.0, OUT: 0.0}
         self._free_at = {IN: 0.0, OUT: 0.0}
-        self._spared: dict[bytes, int] = {}
+        self._spared = {}
         self._since = 0.0
         self._what = Impairment()
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +42,7 @@ class Stream:
         self._strict = plan["options"].get("ordering") == "strict"
         self._rows, self._period_s = _STRICT_RATE if self._strict else _RATE
         self.written = 0
-        self.errors: list[str] = []
+        self.errors = []
         self._write()
         options = {
             "nameServer": plan["nameServer"], "topic": plan["topic"],
@@ -67,7 +66,7 @@ class Stream:
 
     def _write(self):
         numbers = range(self.written, self.written + self._rows)
-        columns: dict[str, list[Any]] = {
+        columns = {
             "body": [b"x" * 300] * self._rows,
             "keys": [f"{self.lane}.{number}" for number in numbers],
         }
@@ -127,14 +126,14 @@ def main():
     spark = build_session("rocket-sink-hosts", master="local[2]", conf=_CONF)
     register(spark)
     print(json.dumps("ready"), flush=True)
-    streams: list[Stream] = []
+    streams = []
     for line in sys.stdin:
         plan = json.loads(line)
         if plan["do"] == "begin":
             streams = [Stream(spark, lane, plan) for lane in plan["lanes"]]
             while not all(stream.sends for stream in streams):
                 time.sleep(0.1)
-            answer: Any = "begun"
+            answer = "begun"
         else:
             for stream in streams:
                 stream.stop()

@@ -37,8 +37,8 @@ class Mode:
         if name == "ordered":
             options = {**options, "ordering": "strict"}
         self.producer = Producer(**options)
-        self.told: list[tuple[int, str, bool, int]] = []
-        self.causes: dict[str, int] = {}
+        self.told = []
+        self.causes = {}
         self._lock = threading.Lock()
         self._next = 0
         self._stop = threading.Event()

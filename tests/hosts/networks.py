@@ -10,7 +10,6 @@ conf/networks.json, from which the page is made.
 """
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from rocket_sink.producer.admin.admin import Admin
@@ -105,7 +104,7 @@ def _case(name, title, begin, end=Networks.heal, **more):
 
 _ALL = {"covered": False, "may_fail": True}
 
-CASES: Sequence[Case] = (
+CASES = (
     _case("none", "no fault", lambda at: None),
     _case("drop", "broker-b: all packets dropped", lambda at: at.one(loss_in=1, loss_out=1)),
     _case("drop_in", "broker-b: packets to it dropped", lambda at: at.one(loss_in=1)),

@@ -83,7 +83,7 @@ class Run:
 
     def __init__(self, field, say, *, spark, scale):
         self._field, self._say, self._scale = field, say, scale
-        self._lanes: subprocess.Popen[str] | None = None
+        self._lanes = None
         if spark:
             say("starting Spark")
             self._lanes = self._start("tests.hosts.lanes")
@@ -190,7 +190,7 @@ def broken_promises(figures, case, *, lane):
 
 def judged(results, cases):
     """Judge a stored run by today's promises."""
-    run: dict[str, Any] = json.loads(results.read_text())
+    run = json.loads(results.read_text())
     by_name = {case.name: case for case in cases}
     order = list(by_name)
     run["cases"].sort(key=lambda played: order.index(played["name"]))
@@ -239,7 +239,7 @@ def run_command(module, about, cases, short, play, results, page_file, page):
     if options.short:
         # A busy machine must not count as a fault of the network.
         chosen = [replace(case, options={**PATIENT, **case.options}) for case in chosen]
-    found: dict[str, Any] = {"version": DEFAULT_VERSION, "cases": []}
+    found = {"version": DEFAULT_VERSION, "cases": []}
     scale = SHORT_SCALE if options.short else 1.0
     for case in play(chosen, say, spark=not options.no_spark, scale=scale):
         found["cases"].append(case)

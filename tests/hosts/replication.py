@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocket_sink.cluster import DEFAULT_VERSION, Broker, admin
+from rocket_sink.cluster import DEFAULT_VERSION, admin
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
@@ -53,9 +52,9 @@ class Replicas:
         self._server = self._start_name_server()
         self.name_server = self._server.address
         self._server.wait_ready(_READY_S)
-        self.replicas: dict[str, Broker] = {}
+        self.replicas = {}
         self._start()
-        self._watch: _Watch | None = None
+        self._watch = None
 
     def _start_name_server(self, **settings):
         host = self._bed.host("names")
@@ -316,7 +315,7 @@ def _case(name, title, begin, end, **more):
     return Case(name, title, begin, end, **{"covered": False, "modes": _ALL_MODES, **more})
 
 
-LAYOUTS: Mapping[type[Replicas], Sequence[Case]] = {
+LAYOUTS = {
     Slaves: (
         _case("slaves_frozen", "SYNC_MASTER: both slaves do not answer",
               Slaves.freeze, Slaves.thaw, degraded=True),

@@ -1,7 +1,6 @@
 """Results of runs, stored as JSON and shown as Markdown."""
 
 import json
-from collections.abc import Mapping
 
 _COLUMNS = {
     "sent": "sent", "pause_ms": "pause s", "failed": "failed", "lost": "lost",
@@ -9,7 +8,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-_NONE: Mapping[str, str] = {}
+_NONE = {}
 
 
 def store(path, results, *, whole):

@@ -4,9 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.hosts.bed import DISK, Bed, await_port
 
@@ -93,8 +91,8 @@ def cables(bed):
     """Try each impairment, and a healed cable after it."""
     client, server = bed.host("client"), bed.host("server")
     _echo(server)
-    results: dict[str, Any] = {"plain": _ask(client, server.address, size=20_000)}
-    cases: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    results = {"plain": _ask(client, server.address, size=20_000)}
+    cases = {
         "delay": ({"delay_ms": 150}, lambda: _ask(client, server.address)),
         "nothing_in": ({"loss_in": 1}, lambda: _vain(client, server)),
         "nothing_out": ({"loss_out": 1}, lambda: _vain(client, server)),

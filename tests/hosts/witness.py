@@ -127,7 +127,7 @@ def _disordered(stored, keys):
 
 def told_by_producer(report):
     """Read the answers of a mode from `load`'s report."""
-    kinds: dict[str, list[int]] = {}
+    kinds = {}
     for number, kind, _, _ in report["told"]:
         kinds.setdefault(kind, []).append(number)
     return Told(

@@ -18,22 +18,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
-from tests.mutation.defects import DEFECTS, Defect
+from tests.mutation.defects import DEFECTS
 from tests.test_short import is_seen, room
 from tools.scratch_tree import copy_tree, write_source
 
-ROOT: Final = Path(__file__).parents[2]
-LONGEST_S: Final = 600.0
+ROOT = Path(__file__).parents[2]
+LONGEST_S = 600.0
 """The longest time for the tests of one defect; the run without a defect gets a multiple."""
-_SHORT: Final = ("-m", "not long and not slow")
+_SHORT = ("-m", "not long and not slow")
 """Options of pytest that leave the long tests out of named files, too."""
-_FAILED: Final = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
 
 class Verdict(NamedTuple):
@@ -44,7 +43,7 @@ class Verdict(NamedTuple):
     duration_s: float
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation",
         description=__doc__,
@@ -70,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(chosen, Path(folder), () if args.short is None else _SHORT)
 
 
-def _seen_by_the_short_form(defects: Sequence[Defect], count: int) -> list[Defect]:
+def _seen_by_the_short_form(defects, count):
     """Choose defects that tests of the short form see, from one room after the other."""
-    rooms: dict[str, list[Defect]] = {}
+    rooms = {}
     for defect in Random(count).sample(defects, len(defects)):
         if is_seen(defect):
             rooms.setdefault(room(defect), []).append(defect)
@@ -80,7 +79,7 @@ def _seen_by_the_short_form(defects: Sequence[Defect], count: int) -> list[Defec
     return [defect for defect in turns if defect is not None][:count]
 
 
-def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
+def _run(chosen, tree, selection):
     copy_tree(ROOT, tree)
     tests = dict.fromkeys(test for defect in chosen for test in defect.tests)
     with Bar("tests without a defect", len(tests)) as bar:
@@ -90,7 +89,7 @@ def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
         note_lines(output[-4000:])
         note_lines(f"the tests do not pass without a defect (exit code {code})")
         return 1
-    verdicts: list[Verdict] = []
+    verdicts = []
     with Bar("defects", len(chosen)) as bar:
         for number, defect in enumerate(chosen):
             bar.advance_to(number, defect.name)
@@ -105,7 +104,7 @@ def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
     return 1 if survived else 0
 
 
-def _verdict(defect: Defect, tree: Path, selection: Sequence[str]) -> Verdict:
+def _verdict(defect, tree, selection):
     path, started_s = tree / defect.path, time.monotonic()
     text = path.read_text()
     if text.count(defect.before) != 1:
@@ -123,7 +122,7 @@ def _verdict(defect: Defect, tree: Path, selection: Sequence[str]) -> Verdict:
     return Verdict(False, f"survived: {why}" + (f" (exit code {code})" if code else ""), duration_s)
 
 
-def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int | None, str]:
+def _run_tests(tree, tests, longest_s):
     """Return pytest's exit code (None if it did not end in time) and its output."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [

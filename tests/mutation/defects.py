@@ -8,7 +8,6 @@ planted file parses, the named tests exist.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,8 +34,8 @@ class Defect:
     why: str
 
 
-FILE: Final = Path(__file__).parent / "defects.toml"
-DEFECTS: Final = tuple(
+FILE = Path(__file__).parent / "defects.toml"
+DEFECTS = tuple(
     Defect(**{**table, "tests": tuple(table["tests"])})
     for table in tomllib.loads(FILE.read_text(encoding="utf-8"))["defects"]
 )

@@ -24,7 +24,7 @@ def test_the_tests_that_must_see_it_exist(defect):
     assert defect.tests
     for test in defect.tests:
         path, *names = test.partition("[")[0].split("::")
-        node: ast.Module | ast.stmt = ast.parse((ROOT / path).read_text())
+        node = ast.parse((ROOT / path).read_text())
         for name in names:
             inside = {getattr(child, "name", ""): child for child in getattr(node, "body", ())}
             assert name in inside, test

@@ -38,10 +38,10 @@ def send_during_faults(cluster, proxies, count, rate, frozen_s):
     """
     topic = f"faults-{time.monotonic_ns()}"
     make_topic(cluster, topic)
-    acked: dict[str, str] = {}
-    failed: Counter[str] = Counter()
-    answered_s: list[float] = []
-    faults: dict[str, float] = {}
+    acked = {}
+    failed = Counter()
+    answered_s = []
+    faults = {}
 
     def took(name, result, error):
         if error is None:

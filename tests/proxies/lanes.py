@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +51,7 @@ def write_rows(folder, kind, rows):
     folder.mkdir(parents=True)
     for part in range(_FILES):
         numbers = range(part, rows, _FILES)
-        columns: dict[str, list[Any]] = {"body": [str(number) for number in numbers]}
+        columns = {"body": [str(number) for number in numbers]}
         if kind == "FIFO":
             columns["sharding_key"] = [f"k{number % 997}" for number in numbers]
         elif kind == "DELAY":

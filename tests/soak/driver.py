@@ -33,7 +33,7 @@ class Lane:
             **plan["options"], **lane["options"], "topic": lane["topic"],
             "ledger": str(self._folder / "ledger"),
         }  # fmt: skip
-        self.errors: list[str] = []
+        self.errors = []
         self.query = self._start()
 
     def _start(self):

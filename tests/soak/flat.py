@@ -72,14 +72,14 @@ class Flat:
 
 def judge(samples, run_s):
     """Return a verdict on each measure of each kind of thing."""
-    groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
+    groups = defaultdict(list)
     for sample in samples:
         groups[sample.what, sample.measure].append(sample)
     return [_judged(what, measure, group, run_s) for (what, measure), group in groups.items()]
 
 
 def _judged(what, measure, group, run_s):
-    lives: defaultdict[Hashable, list[Sample]] = defaultdict(list)
+    lives = defaultdict(list)
     for sample in group:
         lives[sample.life].append(sample)
     of_jvm = measure == "memory MB" and "JVM" in what

@@ -6,10 +6,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.producer.admin.admin import Admin
@@ -23,7 +21,7 @@ from tests.soak.place import Place
 from tests.soak.spark import Spark
 from tests.soak.stored import Reader, Topic
 
-LANES: Mapping[str, Mapping[str, str]] = {
+LANES = {
     "foreach": {"delivery": "at_least_once", "ordering": "strict"},
     "foreach_batch": {"delivery": "effectively_once", "ordering": "strict"},
     "source": {"delivery": "at_least_once", "ordering": "none"},
@@ -62,12 +60,12 @@ class Soak:
         self._stopped = threading.Event()
         self._done = threading.Event()
         self._feeding = threading.Event()
-        self._samples: list[flat.Sample] = []
-        self._faults: list[dict[str, Any]] = []
-        self._broken: list[str] = []
+        self._samples = []
+        self._faults = []
+        self._broken = []
         self._missing = dict.fromkeys(LANES, 0)
-        self._unread: list[str] = []
-        self._lanes: dict[str, dict[str, Any]] = {}
+        self._unread = []
+        self._lanes = {}
         self._ended = "not ended"
         self._fed = 0
 
@@ -300,7 +298,7 @@ class Soak:
     def _progress(self, spark):
         results = self._results()
         self._store(results)
-        newest: dict[tuple[str, str], list[float]] = {}
+        newest = {}
         latest_s = self._samples[-1].at_s if self._samples else 0.0
         for sample in reversed(self._samples):
             if sample.at_s < latest_s:

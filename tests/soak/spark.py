@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 
@@ -56,11 +55,11 @@ class Spark:
             "trigger": trigger, "lanes": lanes,
             "options": {"nameServer": place.name_server, **_OPTIONS},
         }  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
         self._jvm = 0
-        self.errors: dict[str, list[str]] = {lane["name"]: [] for lane in lanes}
+        self.errors = {lane["name"]: [] for lane in lanes}
         """The errors of streams, by lane, of drivers that have ended."""
-        self.outlived: list[str] = []
+        self.outlived = []
         """The processes that outlived a killed driver by two minutes."""
 
     @property

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from typing import Any
 
 from tests.soak import faults, flat, page
 from tests.soak.feed import KEYS, TOGETHER, Source
@@ -43,7 +42,7 @@ def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not():
     def compiled(age_s):
         return 1300.0 + 145.0 * min(1.0, age_s / WARM_JVM_S)
 
-    jvm: dict[str, Any] = {"measure": "memory MB", "what": "driver's JVM", "lives": 4}
+    jvm = {"measure": "memory MB", "what": "driver's JVM", "lives": 4}
     assert not _judged(compiled, **jvm).grows
     assert _judged(lambda age_s: compiled(age_s) + age_s / 10, **jvm).grows
 
@@ -127,7 +126,7 @@ def test_bodies_of_no_row_are_strange(tmp_path):
 def test_the_page_says_what_was_broken():
     fault = {"kind": "loss", "back_s": 4.2}
     row = dict.fromkeys(("rows", "epochs", "lost"), 1)
-    results: dict[str, Any] = {
+    results = {
         "version": "5.5.0", "seed": 1, "rate": 10, "elapsed_s": 7200,
         "ended": "run to its end", "sample_s": 15, "faults": [fault],
         "lanes": {"foreach": {**row, "delivery": "at_least_once", "ordering": "strict"}},

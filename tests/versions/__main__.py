@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 import platformdirs
 from packaging.requirements import Requirement
@@ -37,19 +36,19 @@ from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.commands.common.output import Bar, line
 from tools.setup_cfg import project
 
-ROOT: Final = Path(__file__).parents[2]
-RESULTS: Final = ROOT / "docs" / "compatibility.json"
-PAGE: Final = ROOT / "docs" / "compatibility.md"
-LONGEST_S: Final = 3600
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "compatibility.json"
+PAGE = ROOT / "docs" / "compatibility.md"
+LONGEST_S = 3600
 
-ROCKETMQ: Final = (DEFAULT_VERSION, "5.3.3", "4.9.7")
-SPARK_TESTS: Final = (
+ROCKETMQ = (DEFAULT_VERSION, "5.3.3", "4.9.7")
+SPARK_TESTS = (
     "tests/integration/test_lanes.py", "tests/integration/test_found_by_spark.py",
     "tests/integration/test_reader_dlq.py", "tests/ledger/test_append.py",
     "tests/ledger/test_fold.py",
 )  # fmt: skip
-PYTHON_TESTS: Final = ("-m", "not cluster and not spark and not slow", "tests")
-BROKER_TESTS: Final = (
+PYTHON_TESTS = ("-m", "not cluster and not spark and not slow", "tests")
+BROKER_TESTS = (
     "tests/producer/conformance/test_real_cluster.py",
     "tests/task/test_groups_live.py",
     "tests/integration/test_accounts.py",
@@ -220,7 +219,7 @@ def _newest_patches(versions):
 
 def pythons():
     """Return the Pythons of this machine from 3.10 on, by minor version."""
-    found: dict[str, Path] = {}
+    found = {}
     places = [Path("/usr/bin"), Path("/usr/local/bin"), Path(sys.executable).resolve().parent]
     places += sorted(Path.home().glob(".pyenv/versions/3.*/bin"))
     for place in places:

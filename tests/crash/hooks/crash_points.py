@@ -13,11 +13,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Final
 from urllib.parse import unquote, urlsplit
 
-WAIT_S: Final = 900.0
-_POLL_S: Final = 0.02
+WAIT_S = 900.0
+_POLL_S = 0.02
 
 
 class Planted(Exception):

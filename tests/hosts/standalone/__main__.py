@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from tests.hosts import replication, tables, world
@@ -54,7 +53,7 @@ def main():
 
 
 def _play(wanted, say, out, *, short):
-    results: dict[str, Any] = {"version": DEFAULT_VERSION, "cases": []}
+    results = {"version": DEFAULT_VERSION, "cases": []}
     older = json.loads(out.read_text()) if out.exists() and not short else {}
     results |= {name: older[name] for name in (_SHIP, _CANARY) if name in older}
 

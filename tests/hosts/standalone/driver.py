@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from rocket_sink import Ledger, register
 from rocket_sink.spark.session import build_session
@@ -64,7 +63,7 @@ def main(plan):
     register(spark)
     # Register once: two threads that register at the same time disturb each other.
     lanes.register = lambda session: None
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     threads = [
         threading.Thread(target=_run, args=(spark, lane, plan, found)) for lane in plan["lanes"]
     ]

@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyspark
@@ -28,7 +26,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 _QUICK = " ".join(java_options(SPARK))
 _MASTER_PORT = 7077
 _PATIENCE_S = 300.0
-CONF: Mapping[str, str] = {
+CONF = {
     **SMALL_PLANS,
     "spark.executor.memory": "600m",
     "spark.executor.cores": "3",
@@ -62,7 +60,7 @@ class Standalone:
         self.names = bed.host("names")
         self.brokers = [bed.host("broker-a"), bed.host("broker-b")]
         self._imports = os.getcwd() if imports is None else imports
-        self._keys: dict[str, Any] = {}
+        self._keys = {}
         if secrets is not None:
             self._keys = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
         SHARED.mkdir(exist_ok=True)
@@ -87,7 +85,7 @@ class Standalone:
         for broker in started:
             broker.wait_ready(180)
         self._servers = (server, *started)
-        self.driver: subprocess.Popen[bytes] | None = None
+        self.driver = None
 
     def close(self):
         """Kill the servers, which would outlive their hosts."""
@@ -158,8 +156,7 @@ class Standalone:
         """Wait for the driver's report and return it by lane."""
         self.await_driver(report.exists)
         self.driver.wait()
-        found: dict[str, Any] = json.loads(report.read_text())
-        return found
+        return json.loads(report.read_text())
 
     def executors(self, host):
         return _running(host, "CoarseGrainedExecutorBackend")

@@ -20,7 +20,7 @@ from tests.java_client import read_with_java
 LANES = ("foreach", "foreach_batch", "write", "source_stream", "source_batch")
 _BATCHES = ("write", "source_batch")
 _FILES, _ROWS, _KEYS = 12, 60, 5
-OPTIONS: Mapping[str, Any] = {
+OPTIONS = {
     "sendMsgTimeout": 60_000, "foldIntervalMs": 2000,
     # Tasks of this size take some seconds, so that a fault interrupts them.
     "requestMaxMessages": 10, "maxMessagesPerSecond": 75, "rateTasks": 6,
@@ -64,7 +64,7 @@ _DYNAMIC = {
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
 }  # fmt: skip
 
-CASES: Sequence[Case] = (
+CASES = (
     Case("none", "no fault", _nothing),
     Case("python_worker", "Python workers are killed", Standalone.kill_python_worker),
     Case("executor", "an executor is killed", Standalone.kill_executor, ordering="strict"),
@@ -175,8 +175,8 @@ def _repeats(ledger):
     """
     columns = ("query_id", "epoch", "partition", "run_id", "task_attempt_id", "worker",
                "attempt_number")  # fmt: skip
-    attempts: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
-    hosts: dict[tuple[Any, ...], set[str]] = {}
+    attempts = {}
+    hosts = {}
     for row in ledger_log.rows_of(ledger, "send", columns):
         task = tuple(row[name] for name in columns[:3])
         runs = attempts.setdefault(task, set())

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +115,7 @@ def _stream(at, way, lane, number):
     with at.admin() as tool:
         tool.create_topic(topic, queues=4)
     bodies = _write(folder / "source")
-    conf: Mapping[str, str] = {
+    conf = {
         **CONF, "spark.driver.host": at.drivers[0].address,
         "spark.driver.bindAddress": at.drivers[0].address,
         # Tasks wait for both executors, so that both hosts get some.
