@@ -224,13 +224,14 @@ class EpochStarts:
                     store.remove_folder(f"{self._folder}/{epoch}")
 
 
-def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
+def begin_epoch(place: LedgerPath, query_id: str, epoch: int, delivery: str) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
     Return False if the folder cannot be read or written: `duplicates_possible` is too low then."""
     try:
         last = last_begun(place, query_id)
         if last < epoch:
-            _write_epoch_note(place, query_id, epoch)
+            note = {"name": query_id, "epoch": epoch, "delivery": delivery}
+            _write_epoch_note(place, query_id, note)
     except (OSError, LedgerError):
         return False
     return last >= epoch
@@ -247,18 +248,31 @@ def last_begun(place: LedgerPath, query_id: str) -> int:
 def note_refused_frame(place: LedgerPath, query_id: str, epoch: int) -> None:
     """Note that a second frame of the epoch was refused. The ledger may have the epoch's first
     frame, so the ledger's transaction does not prove that it has all rows of the epoch."""
-    with contextlib.suppress(OSError, LedgerError):  # The refusal itself follows.
-        _write_epoch_note(place, query_id, epoch, is_frame_refused=True)
+    with contextlib.suppress(OSError, LedgerError, ValueError, TypeError):
+        # The refusal itself follows.
+        note = {**(_epoch_note(place, query_id) or {}), "name": query_id, "epoch": epoch}
+        _write_epoch_note(place, query_id, {**note, "is_frame_refused": True})
 
 
-def check_whole(place: LedgerPath, query_id: str, epoch: int, *, is_held: bool) -> None:
-    """Raise a CheckpointError if the ledger holds the epoch, but a frame of it was refused. Delta
-    would skip the epoch, although the query may now write the rows of all frames in one frame.
-    Forget the refusal if the ledger does not hold the epoch, because all of it is sent again."""
+def check_whole(
+    place: LedgerPath, query_id: str, epoch: int, delivery: str, *, is_held: bool
+) -> None:
+    """Raise a CheckpointError if the epoch was begun and cannot go on as it is now (`is_held`: the
+    ledger holds its rows).
+
+    - It was begun with another `delivery`, so its rows had other ids, or were half messages.
+    - The ledger holds the epoch, but a frame of it was refused. Delta would skip the epoch,
+      although the query may now write the rows of all frames in one frame. Forget the refusal if
+      the ledger does not hold the epoch, because all of it is sent again."""
     note = None
     with contextlib.suppress(OSError, LedgerError, ValueError, KeyError, TypeError):
         note = _epoch_note(place, query_id)
-    if not (isinstance(note, dict) and note.get("is_frame_refused") and note["epoch"] == epoch):
+    if not isinstance(note, dict) or note.get("epoch") != epoch:
+        return
+    is_sent = is_held and note.get("delivery") != "transactional"
+    if not is_sent:
+        _check_delivery(note, f"the epoch {epoch} of the query {query_id}", delivery)
+    if not note.get("is_frame_refused"):
         return
     if is_held:
         raise CheckpointError(
@@ -268,7 +282,19 @@ def check_whole(place: LedgerPath, query_id: str, epoch: int, *, is_held: bool) 
             "which sends the epoch again",
             query_id=query_id, ledger_epoch=epoch, checkpoint_epoch=epoch,
         )  # fmt: skip
-    _write_epoch_note(place, query_id, epoch)
+    _write_epoch_note(place, query_id, {**note, "is_frame_refused": False})
+
+
+def _check_delivery(note: Mapping[str, Any], what: str, delivery: str) -> None:
+    """Raise a CheckpointError if a note of a send that was begun names another `delivery`."""
+    begun = note.get("delivery", delivery)
+    if begun != delivery:
+        raise CheckpointError(
+            f"{what} was begun with delivery={begun}, and is not done. With delivery={delivery} "
+            "the rows that are stored already would be stored again, or half messages would stay "
+            f"uncommitted. Nothing is sent. Start with delivery={begun} until this is done, and "
+            "change the delivery then; or give a new appId, which sends all rows again"
+        )
 
 
 def _epoch_note(place: LedgerPath, query_id: str) -> Any:
@@ -278,9 +304,8 @@ def _epoch_note(place: LedgerPath, query_id: str) -> Any:
     return note
 
 
-def _write_epoch_note(place: LedgerPath, query_id: str, epoch: int, **facts: Any) -> None:
-    """Write the note of the epoch that has begun last. `facts` are further facts of the epoch."""
-    note = {"name": query_id, "epoch": epoch, **facts}
+def _write_epoch_note(place: LedgerPath, query_id: str, note: Mapping[str, Any]) -> None:
+    """Write the note of the epoch that has begun last."""
     NoteStore(place, _EPOCHS).write(folder_part(query_id), note)
 
 
@@ -295,8 +320,9 @@ def _check_name(place: LedgerPath, name: str, named: str) -> None:
         )
 
 
-def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
-    """Note that the batch write named `write` of the `appId` begins.
+def begin_write(place: LedgerPath, app_id: str, write: str, delivery: str) -> tuple[str, bool]:
+    """Note that the batch write named `write` of the `appId` begins. Raise a CheckpointError if an
+    earlier write, of another `delivery`, did not succeed.
 
     Return (name of the write to send, whether an earlier write did not succeed):
 
@@ -304,10 +330,11 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
       rows, so the caller repeats this write.
     - (`write`, True): there is such a note, but no name can be read from it.
     - (`write`, False): there is no such note, or the folder cannot be read or written."""
-    note = {"at_ms": now_ms(), "name": app_id, "write": write}
+    note = {"at_ms": now_ms(), "name": app_id, "write": write, "delivery": delivery}
     try:
         agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)
         _check_name(place, app_id, agreed["name"])
+        _check_delivery(agreed, f"a write of the appId {app_id!r}", delivery)
         return str(agreed["write"]), not is_new
     except (OSError, LedgerError):
         return write, False
@@ -334,7 +361,7 @@ def begin_named_write(
     own = f"{app_id}/{run}" if app_id else run
     if not (app_id and options.ledger):
         return own, False
-    write, again = begin_write(resolve_path(options.ledger), app_id, run)
+    write, again = begin_write(resolve_path(options.ledger), app_id, run, options.delivery)
     if again and takes_over and options.delivery == "effectively_once":
         return f"{app_id}/{write}", True
     return own, again
@@ -389,7 +416,8 @@ class NamedBatch:
         if differences:
             raise CheckpointError(
                 f"the ledger {self.place} has this batchId for another frame ({self.query_id}): "
-                f"{differences}. Nothing is sent: write the same frame, or give another batchId",
+                f"{differences}. Nothing is sent: write the same frame in the same way, or give "
+                "another batchId",
                 query_id=self.query_id,
             )
 
@@ -413,7 +441,7 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     query_id = "/".join(filter(None, (options.app_id, options.batch_id, run)))
     body = f"bodyFormat={options.body_format}, {options.columns}"
     topic = with_namespace(options.namespace, options.topic)
-    facts = {"topic": topic, "body": body, **facts}
+    facts = {"topic": topic, "body": body, "delivery": options.delivery, **facts}
     servers = sorted({*options.name_servers, *resolved(options.name_servers)})
     own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}, "servers": servers}
     where = store.where(file)
@@ -428,6 +456,9 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
             query_id=note["query_id"],
         )
     batch = NamedBatch(place, file, note, is_new)
+    if batch.summary and note["facts"]["delivery"] != "transactional":
+        # The write is complete, and its messages are visible, so the delivery does not matter.
+        facts["delivery"] = ""
     batch.check(facts)
     return batch
 

@@ -220,9 +220,9 @@ class BatchWriter:
             if self._options.app_id and stream.query_id:
                 claim_app_id(place, self._options.app_id, stream.query_id, start.token)
             is_held = check_not_ahead(session, place, query, epoch)
-            check_whole(place, query, epoch, is_held=is_held)
+            check_whole(place, query, epoch, self._options.delivery, is_held=is_held)
         # Later, this note would replace the note of a frame that is refused beside this one.
-        again = not place.problem and begin_epoch(place, query, epoch)
+        again = not place.problem and begin_epoch(place, query, epoch, self._options.delivery)
         with _once_a_run(start, query, epoch, df):
             if is_new:
                 if transactions is not None:

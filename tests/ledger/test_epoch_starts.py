@@ -36,33 +36,35 @@ from rocket_sink.options import SinkOptions
 
 from .values import refusal
 
+ONCE = "effectively_once"
+
 
 def test_an_epoch_that_was_begun_before_is_known(place):
-    had_begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
+    had_begun = [begin_epoch(place, "q", epoch, ONCE) for epoch in (0, 1, 1, 0, 2)]
     assert had_begun == [False, False, True, True, False]
-    assert not begin_epoch(place, "another", 0)
+    assert not begin_epoch(place, "another", 0, ONCE)
 
 
 def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path, place):
-    begin_epoch(place, "q", 5)
+    begin_epoch(place, "q", 5, ONCE)
     (tmp_path / "_notes" / "epochs" / "q-q.json").write_text("{")
-    assert not begin_epoch(place, "q", 5)
+    assert not begin_epoch(place, "q", 5, ONCE)
     (tmp_path / "file").write_text("")
-    assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0)
+    assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0, ONCE)
 
 
 def test_a_write_that_did_not_end_is_known(place):
-    previous = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
+    previous = [begin_write(place, app, write, ONCE) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
     end_write(place, "a")
-    previous = [begin_write(place, app, write) for app, write in ("a4", "b5")]
+    previous = [begin_write(place, app, write, ONCE) for app, write in ("a4", "b5")]
     assert previous == [("4", False), ("3", True)]
 
 
 def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path, place):
-    begin_write(place, "a", "1")
+    begin_write(place, "a", "1", ONCE)
     (tmp_path / "_notes" / "writes" / "q-a.json").write_text('{"at_ms": 1}')
-    assert begin_write(place, "a", "2") == ("2", True)
+    assert begin_write(place, "a", "2", ONCE) == ("2", True)
 
 
 def begun(ledger, run):
@@ -127,16 +129,16 @@ def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
 
 
 def test_a_refused_frame_keeps_its_epoch_from_being_skipped(place):
-    begin_epoch(place, "q", 5)
-    check_whole(place, "q", 5, is_held=True)
+    begin_epoch(place, "q", 5, ONCE)
+    check_whole(place, "q", 5, ONCE, is_held=True)
     note_refused_frame(place, "q", 5)
-    check_whole(place, "q", 4, is_held=True)
+    check_whole(place, "q", 4, ONCE, is_held=True)
     with pytest.raises(CheckpointError, match="has one frame of the epoch 5 of the q") as refused:
-        check_whole(place, "q", 5, is_held=True)
+        check_whole(place, "q", 5, ONCE, is_held=True)
     facts = refused.value
     assert (facts.query_id, facts.ledger_epoch, facts.checkpoint_epoch) == ("q", 5, 5)
-    check_whole(place, "q", 5, is_held=False)  # All of the epoch is sent again.
-    check_whole(place, "q", 5, is_held=True)
+    check_whole(place, "q", 5, ONCE, is_held=False)  # All of the epoch is sent again.
+    check_whole(place, "q", 5, ONCE, is_held=True)
     assert last_begun(place, "q") == 5
 
 
@@ -172,16 +174,18 @@ def test_a_commit_that_was_begun_before_is_known(place):
 
 def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):
     """With a common id, a later write's accounts would replace the earlier ones and letters."""
-    for delivery in ("at_least_once", "effectively_once"):
+    for delivery in ("at_least_once", ONCE):
         options = SinkOptions.parse(
             nameServer="n:1", topic="t", ledger=str(tmp_path), delivery=delivery, appId="nightly"
         )
         writes = [begin_named_write(options, run) for run in ("one", "two")]
         # The first write has not ended, and effectively once continues it.
-        second = "nightly/one" if delivery == "effectively_once" else "nightly/two"
+        second = "nightly/one" if delivery == ONCE else "nightly/two"
         assert writes == [("nightly/one", False), (second, True)]
         end_named_write(resolve_path(tmp_path), options, second, is_done=False)
         assert begin_named_write(options, "three")[1]
+        with pytest.raises(CheckpointError, match=f"'nightly' was begun with delivery={delivery},"):
+            begin_named_write(options.with_(delivery="transactional"), "four")
         end_named_write(resolve_path(tmp_path), options, second, is_done=True)
     assert begin_named_write(options.with_(appId=""), "one") == ("one", False)
 
@@ -232,18 +236,18 @@ NAMES = [
 def test_each_name_has_notes_of_its_own(place):
     for number, name in enumerate(NAMES):
         claim_app_id(place, name, f"q{number}")
-        assert begin_write(place, name, f"w{number}") == (f"w{number}", False)
-        assert not begin_epoch(place, name, number)
+        assert begin_write(place, name, f"w{number}", ONCE) == (f"w{number}", False)
+        assert not begin_epoch(place, name, number, ONCE)
     for number, name in enumerate(NAMES):
         assert query_of(place, name) == f"q{number}"
-        assert begin_write(place, name, "again") == (f"w{number}", True)
-        assert begin_epoch(place, name, number)
+        assert begin_write(place, name, "again", ONCE) == (f"w{number}", True)
+        assert begin_epoch(place, name, number, ONCE)
 
 
 def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path, place):
     """The file system of a Mac has one file for `Jobs` and `jobs`."""
-    begin_write(place, "Jobs", "w")
-    begin_epoch(place, "Jobs", 5)
+    begin_write(place, "Jobs", "w", ONCE)
+    begin_epoch(place, "Jobs", 5, ONCE)
     claim_app_id(place, "Jobs", "q")
     for kind in ("writes", "epochs", "queries"):
         (tmp_path / "_notes" / kind / "q-Jobs.json").rename(
@@ -252,7 +256,7 @@ def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path, pl
     assert query_of(place, "jobs") is None
     for call in (begin_write, begin_epoch, claim_app_id):
         with pytest.raises(CheckpointError, match="notes of 'Jobs' are in the files of 'jobs'"):
-            call(place, "jobs", 5 if call is begin_epoch else "q")
+            call(place, "jobs", 5 if call is begin_epoch else "q", ONCE)
 
 
 def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path):

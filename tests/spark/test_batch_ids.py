@@ -78,6 +78,7 @@ def test_a_complete_write_is_sent_once(world, delivery):
     assert first.all_delivered and not first.is_repeated and "load/2026-11-28/" in first.query_id
     for _ in range(2):
         assert world.write(delivery=delivery, appId="load") == replace(first, is_repeated=True)
+    assert world.write(delivery="at_least_once", appId="load").is_repeated
     assert world.sent() == ROWS
     # Another appId or batchId is another write; a write without a batchId is too.
     others = [{"appId": "other"}, {"appId": "load", "batch_id": "2026-11-29"}]
@@ -137,6 +138,8 @@ def test_the_data_source_repeats_a_failed_write_and_no_complete_one(world, deliv
 def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world):
     world.die(NamedBatch, "end", crash, delivery="transactional")
     assert world.sent() == 0
+    with pytest.raises(CheckpointError, match="delivery was transactional, and is at_least_once"):
+        world.write()
     assert world.write(delivery="transactional").is_repeated
     assert world.sent() == ROWS
 
@@ -149,6 +152,7 @@ def test_another_frame_is_refused(world):
         (world.frame(), {"topic": "other"}, "topic was t, and is other"),
         (world.frame(), {"namespace": "n"}, "topic was t, and is n%t"),
         (world.frame(), {"columns": "keys=body"}, r"body was .*, \(\), and is .*'keys'"),
+        (world.frame(), {"delivery": "effectively_once"}, "delivery was at_least_once, and is eff"),
     ):
         with pytest.raises(CheckpointError, match=words):
             world.write(frame, **options)

@@ -1,5 +1,6 @@
 """Two writes in one function of a stream: each is sent, and each has its own accounts."""
 
+import contextlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -178,7 +179,7 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
                 write(run_id, query=query)
             raise KeyError
         with pytest.raises(CheckpointError, match="has one frame of the epoch 0"):
-            check_whole(place, query, 0, is_held=True)
+            check_whole(place, query, 0, "at_least_once", is_held=True)
     with pytest.raises(ConfigurationError, match="failed with another frame"):
         write(frame=object())
     write()  # A write that failed is tried again.
@@ -203,18 +204,26 @@ def test_a_ledger_is_refused_over_connect(tmp_path):
         writer._query_of(SimpleNamespace(), StreamRun())
 
 
-def test_an_epoch_with_a_refused_frame_is_whole_if_all_of_it_is_sent_again(tmp_path):
+@pytest.mark.parametrize(
+    ("begun", "delivery", "is_held", "is_refused"),
+    [
+        ("at_least_once", "effectively_once", False, True),
+        ("at_least_once", "effectively_once", True, False),
+        ("transactional", "at_least_once", True, True),
+        ("transactional", "transactional", True, False),
+    ],
+)
+def test_an_epoch_goes_on_with_the_delivery_of_its_begin(
+    begun, delivery, is_held, is_refused, tmp_path
+):
+    """Another delivery gives the rows other ids, and commits no half messages."""
     place = resolve_path(tmp_path)
-    begin_epoch(place, "q", 5)
-    check_whole(place, "q", 5, is_held=True)
-    note_refused_frame(place, "q", 5)
-    assert begin_epoch(place, "q", 5)
-    for epoch, query in ((4, "q"), (5, "p")):
-        check_whole(place, query, epoch, is_held=True)
-    with pytest.raises(CheckpointError, match="has one frame of the epoch 5"):
-        check_whole(place, "q", 5, is_held=True)
-    check_whole(place, "q", 5, is_held=False)
-    check_whole(place, "q", 5, is_held=True)
+    begin_epoch(place, "q", 5, begun)
+    if is_refused:
+        note_refused_frame(place, "q", 5)
+    wanted = pytest.raises(CheckpointError, match=f"q was begun with delivery={begun}, and is not")
+    with wanted if is_refused else contextlib.nullcontext():
+        check_whole(place, "q", 5, delivery, is_held=is_held)
 
 
 def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):

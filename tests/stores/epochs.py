@@ -62,7 +62,7 @@ def _typical(costs):
 
 
 def _epoch(place, epoch):
-    begin_epoch(place, "query", epoch)
+    begin_epoch(place, "query", epoch, "at_least_once")
     for task in range(TASKS):
         ctx = context(epoch=epoch, partition=task, task_attempt_id=epoch * TASKS + task)
         EpochStarts(place, ctx).begin({"t": frozenset({"broker-a"})})
