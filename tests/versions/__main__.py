@@ -63,24 +63,9 @@ class Case:
     name: str
     python: str
     pyspark: str
-    delta: str
-    rocketmq: str
-    tests: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a case; `held` is True, False, or None if pip refuses the pair."""
-
-    name: str
-    python: str
-    pyspark: str
-    delta: str
-    rocketmq: str
-    held: bool | None
-    passed: int
-    note: str
-    at: str
+    delta: str = ""
+    rocketmq: str = ""
+    tests: tuple = ()
 
 
 def main(arguments=None):
@@ -94,9 +79,9 @@ def main(arguments=None):
     parser.add_argument("--list", action="store_true", help="say which cases there are, and end")
     parser.add_argument("--page", action="store_true", help="make the page again, and end")
     args = parser.parse_args(arguments)
-    stored = {} if not RESULTS.exists() else _stored()
+    stored = {result["name"]: result for result in json.loads(RESULTS.read_text())}
     if args.page:
-        PAGE.write_text(page(list(stored.values())))
+        PAGE.write_text(page(stored.values()))
         return 0
     by_name = {case.name: case for case in cases()}
     if unknown := sorted(set(args.only or ()) - by_name.keys()):
@@ -112,22 +97,18 @@ def main(arguments=None):
     with Bar("versions", len(chosen)) as bar:
         for number, case in enumerate(chosen, 1):
             result = run(case)
-            all_held = all_held and result.held is not False
+            all_held = all_held and result["held"] is not False
             stored[case.name] = result
             order = [
                 stored[name]
                 for name in (*by_name, *sorted(stored.keys() - by_name))
                 if name in stored
             ]
-            RESULTS.write_text(json.dumps([asdict(result) for result in order], indent=1) + "\n")
+            RESULTS.write_text(json.dumps(order, indent=1) + "\n")
             PAGE.write_text(page(order))
-            line(f"{result.name}: {_verdict(result)}")
+            line(f"{case.name}: {_verdict(result)}")
             bar.advance_to(number)
     return 0 if all_held else 1
-
-
-def _stored():
-    return {stored["name"]: Result(**stored) for stored in json.loads(RESULTS.read_text())}
 
 
 def cases():
@@ -145,11 +126,9 @@ def cases():
             and any(spark in specifier for specifier in accepted.values())
         ]
     )
-    chosen = [
-        Case(f"pip-spark-{spark}", here, spark, "", "", ())
-        for spark in _sorted({*sparks, *fitting})
-    ]
-    chosen += [Case(f"there-spark-{spark}", here, spark, "", "", ()) for spark in sparks]
+    pairs = _sorted({*sparks, *fitting})
+    chosen = [Case(f"pip-spark-{spark}", here, spark) for spark in pairs]
+    chosen += [Case(f"there-spark-{spark}", here, spark) for spark in sparks]
     chosen += [
         Case(f"spark-{spark}-delta-{delta}", here, spark, delta, DEFAULT_VERSION, SPARK_TESTS)
         for spark in fitting
@@ -341,63 +320,54 @@ def _pip(python, arguments):
 
 
 def _result(case, held, passed, note):
-    versions = (case.python, case.pyspark, case.delta, case.rocketmq)
+    """Return the stored form of a result; `held` is None if pip refuses the pair."""
     at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    return Result(case.name, *versions, held, passed, note, at)
+    result = asdict(case) | {"held": held, "passed": passed, "note": note, "at": at}
+    del result["tests"]
+    return result
 
 
 def _verdict(result):
-    if result.held is None:
-        return f"pip refuses: {result.note}"
-    if not result.passed and result.held:
+    if result["held"] is None:
+        return f"pip refuses: {result['note']}"
+    if not result["passed"] and result["held"]:
         return "pip takes it"
-    return f"held ({result.passed} tests)" if result.held else f"failed: {result.note}"
+    if result["held"]:
+        return f"held ({result['passed']} tests)"
+    return f"failed: {result['note']}"
+
+
+_HEAD = """# Versions that work together
+
+Made by `python -m tests.versions`, which runs tests on each of these. `pip install` takes a pair
+of pyspark and delta-spark that works, or refuses.
+"""
+_TABLE = """
+| Python | pyspark | delta-spark | RocketMQ | result | date |
+|---|---|---|---|---|---|
+"""
+_THERE = """`pip install rocket-sink[fast]` into an environment with this pyspark, pyarrow and
+pandas changes none of its files. Then all five lanes send and keep a ledger, in a plain session
+without Delta's jars; each lane counts as a test."""
+_PARTS = {
+    "pip": ("What pip takes", "With a pyspark that is wanted or there: the Delta beside it."),
+    "there": ("A Spark that is there", _THERE),
+    "spark": ("Spark and Delta", "All lanes, the ledger's fold and appends, the source by name."),
+    "python": ("Python", "All tests that start no Java."),
+    "rocketmq": ("RocketMQ", "Real brokers: send modes, faults, groups, accounts, transactions."),
+}
 
 
 def page(results):
     """Return the page of the docs."""
-    return "".join(_page(results))
-
-
-def _page(results):
-    yield (
-        "# Versions that work together\n\n"
-        "Made by `python -m tests.versions`, which runs tests on each of these. "
-        "`pip install` takes a pair of pyspark and delta-spark that works, or refuses.\n"
-    )
-    parts = (
-        ("pip-", "What pip takes", "With a pyspark that is wanted or there: the Delta beside it."),
-        (
-            "there-",
-            "A Spark that is there",
-            (
-                "`pip install rocket-sink[fast]` into an environment with this pyspark, pyarrow "
-                "and pandas changes none of its files. Then all five lanes send and keep a ledger, "
-                "in a plain session without Delta's jars; each lane counts as a test."
-            ),
-        ),
-        (
-            "spark-",
-            "Spark and Delta",
-            "All lanes, the ledger's fold and appends, the source by name.",
-        ),
-        ("python-", "Python", "All tests that start no Java."),
-        (
-            "rocketmq-",
-            "RocketMQ",
-            "Real brokers: send modes, faults, groups, accounts, transactions.",
-        ),
-    )
-    for prefix, title, text in parts:
-        chosen = [result for result in results if result.name.startswith(prefix)]
-        if not chosen:
-            continue
-        yield f"\n## {title}\n\n{text}\n\n"
-        yield "| Python | pyspark | delta-spark | RocketMQ | result | date |\n"
-        yield "|---|---|---|---|---|---|\n"
+    text = _HEAD
+    for prefix, (title, about) in _PARTS.items():
+        chosen = [result for result in results if result["name"].startswith(f"{prefix}-")]
+        text += f"\n## {title}\n\n{about}\n{_TABLE}" if chosen else ""
         for result in chosen:
-            versions = f"{result.python} | {result.pyspark} | {result.delta} | {result.rocketmq}"
-            yield f"| {versions} | {_verdict(result)} | {result.at} |\n"
+            versions = [result[name] for name in ("python", "pyspark", "delta", "rocketmq")]
+            text += f"| {' | '.join(versions)} | {_verdict(result)} | {result['at']} |\n"
+    return text
 
 
 if __name__ == "__main__":
