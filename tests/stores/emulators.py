@@ -38,19 +38,44 @@ PYDOOP = "pydoop==2.0.0"
 _CACHE = user_cache_path("rocket-sink") / "stores"
 
 
-class AzureServer(StoreServer):
-    """Azurite; pyarrow and delta-rs take its address from the environment."""
+class _Emulator(StoreServer):
+    """A process behind the server; pyarrow and delta-rs take its address from the environment."""
+
+    def __init__(self, request, answer):
+        self._folder = tempfile.TemporaryDirectory()
+        self._port = free_port()
+        super().__init__(_forward(self._port, request, answer))
+
+    def _start(self, *command, **environment):
+        """Start the process, and set the environment."""
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        at, failure = f"127.0.0.1:{self._port}", f"no start of {command[0]}"
+        until(lambda: accepts(at), poll_s=0.1, failure=failure)
+        self._environment = environment
+        os.environ.update(environment)
+
+    def close(self):
+        super().close()
+        self._process.terminate()
+        self._process.wait(60)
+        self._folder.cleanup()
+        for name in self._environment:
+            del os.environ[name]
+
+
+class AzureServer(_Emulator):
+    """Azurite."""
 
     def __init__(self):
-        self._folder = tempfile.TemporaryDirectory()
-        port = free_port()
-        super().__init__(_forward(port, _azure_request, _azure_answer))
-        binary = _made("azurite/node_modules/.bin/azurite-blob", _install_azurite)
-        self._process = _started(
-            port, str(binary), "--location", self._folder.name, "--blobPort", str(port),
+        super().__init__(_azure_request, _azure_answer)
+        self._start(
+            str(_made("azurite/node_modules/.bin/azurite-blob", _install_azurite)),
+            "--location", self._folder.name, "--blobPort", str(self._port),
             "--skipApiVersionCheck", "--loose", "--silent", "--disableTelemetry",
+            AZURE_STORAGE_ENDPOINT=f"{self.endpoint}/{AZURE_ACCOUNT}",
         )  # fmt: skip
-        os.environ["AZURE_STORAGE_ENDPOINT"] = f"{self.endpoint}/{AZURE_ACCOUNT}"
 
     def uri(self, bucket, name):
         return f"abfss://{bucket}@{AZURE_HOST}/{name}"
@@ -60,49 +85,30 @@ class AzureServer(StoreServer):
 
         resolve_path(self.uri(bucket, "x")).filesystem().create_dir(bucket)
 
-    def close(self):
-        super().close()
-        _end(self._process)
-        self._folder.cleanup()
-        del os.environ["AZURE_STORAGE_ENDPOINT"]
 
-
-class GoogleServer(StoreServer):
-    """fake-gcs-server; pyarrow and delta-rs take its address from the environment."""
+class GoogleServer(_Emulator):
+    """fake-gcs-server."""
 
     def __init__(self):
-        self._folder = tempfile.TemporaryDirectory()
-        port = free_port()
-        super().__init__(_forward(port, _google_request, _google_answer))
-        host = self.endpoint.partition("://")[2]
-        self._process = _started(
-            port, str(_made("bin/fake-gcs-server", _install_fake_gcs)), "-scheme", "http",
-            "-host", "127.0.0.1", "-port", str(port), "-backend", "memory", "-public-host", host,
-            "-external-url", self.endpoint,
-        )  # fmt: skip
+        super().__init__(_google_request, _google_answer)
+        self._host = self.endpoint.partition("://")[2]
         file = Path(self._folder.name, "account.json")
         file.write_text(json.dumps(_service_account(self.endpoint)))
-        self._environment = {
-            "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.endpoint,
-            "GOOGLE_APPLICATION_CREDENTIALS": str(file), "GOOGLE_SERVICE_ACCOUNT": str(file),
-        }  # fmt: skip
-        os.environ.update(self._environment)
+        self._start(
+            str(_made("bin/fake-gcs-server", _install_fake_gcs)), "-scheme", "http",
+            "-host", "127.0.0.1", "-port", str(self._port), "-backend", "memory", "-public-host",
+            self._host, "-external-url", self.endpoint,
+            CLOUD_STORAGE_EMULATOR_ENDPOINT=self.endpoint,
+            GOOGLE_APPLICATION_CREDENTIALS=str(file), GOOGLE_SERVICE_ACCOUNT=str(file),
+        )  # fmt: skip
 
     def uri(self, bucket, name):
         return f"gs://{bucket}/{name}"
 
     def make_bucket(self, bucket):
-        host = self.endpoint.partition("://")[2]
-        connection = http.client.HTTPConnection(host)
+        connection = http.client.HTTPConnection(self._host)
         connection.request("POST", "/storage/v1/b", json.dumps({"name": bucket}))
         assert connection.getresponse().status == 200
-
-    def close(self):
-        super().close()
-        _end(self._process)
-        self._folder.cleanup()
-        for name in self._environment:
-            del os.environ[name]
 
 
 class HdfsServer:
@@ -239,17 +245,6 @@ def _service_account(endpoint):
         "private_key_id": base64.b16encode(b"key").decode(), "private_key": key.decode(),
         "token_uri": f"{endpoint}/token", "gcs_base_url": endpoint, "disable_oauth": True,
     }  # fmt: skip
-
-
-def _started(port, *command):
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: accepts(f"127.0.0.1:{port}"), poll_s=0.1, failure=f"no start of {command[0]}")
-    return process
-
-
-def _end(process):
-    process.terminate()
-    process.wait(60)
 
 
 def _made(name, make):
