@@ -1,12 +1,10 @@
 """A cell: a schedule that is played, with its rows, topic, folder, ledger and result."""
 
 import json
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocket_sink.cluster import LocalCluster
@@ -18,8 +16,8 @@ from tests.damaged import damaged
 
 from . import ledger_log
 from . import schedule as schedules
-from .files import write_whole
-from .judge import Accounts, Copy, Epoch, judge
+from .files import write_rows, write_whole
+from .judge import Copy, Epoch, judge
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -90,16 +88,14 @@ class Cell:
         for file in range(schedules.FILES):
             numbers = range(epoch * schedules.ROWS, (epoch + 1) * schedules.ROWS)
             keys = [f"k{number % schedules.KEYS}-{file}" for number in numbers]
-            bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
-            columns = {"body": bodies, "sharding_key": keys}
+            columns = {}
             if self.schedule.ids == "own":
-                columns["message_id"] = [f"{self.number:04X}{body}" for body in bodies]
+                rows = zip(keys, numbers, strict=True)
+                columns["message_id"] = [f"{self.number:04X}{key}:{number}" for key, number in rows]
             if self.schedule.lane == schedules.BACKFILL:
                 columns["number"] = numbers
             path = self.folder / folder / f"{epoch}-{file}.parquet"
-            pq.write_table(pa.table(columns), path)
-            # Spark reads files in the order of their times.
-            os.utime(path, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
+            write_rows(path, keys, numbers, epoch, **columns)
 
     def plan(self):
         """Return the cell's part of a driver's plan."""
@@ -109,7 +105,7 @@ class Cell:
             "staged": self.schedule.event in STAGED,
             # A stream settles its epoch at its next start. A decided write is not run again.
             "settles": self.batch and self.schedule.delivery == schedules.TRANSACTIONAL,
-            "tries": 2 if self.schedule.event == "checkpoint_deleted" else 6,
+            **({"tries": 2} if self.schedule.event == "checkpoint_deleted" else {}),
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
 
@@ -181,16 +177,15 @@ class Cell:
 
     def verdict(self):
         """Read topic and ledger, and judge them. Every process of the round has ended."""
-        epochs = [Epoch.of(row) for row in self.result["epochs"]]
-        expected = self.expected()
+        accounts, expected = (
+            ledger_log.accounts(self.ledger, self.result["epochs"]),
+            self.expected(),
+        )
         if self.schedule.lane == schedules.BACKFILL:
             # A backfill's accounts are resolutions, one per row.
             rows = len(ledger_log.rows_of(self.ledger, "resolution", ("letter_id",)))
-            epochs = [Epoch("backfill", rows == len(expected), rows, rows)]
-        accounts = Accounts(
-            ledger_log.sent(self.ledger), ledger_log.letters(self.ledger), epochs,
-            ledger_log.halves(self.ledger),
-        )  # fmt: skip
+            backfill = Epoch("backfill", rows == len(expected), rows, rows)
+            accounts = replace(accounts, epochs=[backfill])
         return judge(expected, [*self.kept, *self.copies()], accounts)
 
 

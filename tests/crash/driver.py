@@ -1,8 +1,9 @@
-"""A driver process of the crash harness, which runs the queries of some cells side by side.
+"""A driver process of a harness, which runs the queries of some cells side by side.
 
-The argument is a plan (JSON), see `main`. A thread per cell runs its lane over its source until the
-query ends well. Each failure is a line of `errors.jsonl`, after which the thread waits for `again`
-if the plan says so. At the end the thread writes the ledger's views to `done.<role>.json`.
+The argument is a file with a plan (JSON), see `main`. A thread per cell runs its lane over its
+source until the query ends well. Each failure has a file `failed.<role>.<number>`, after which the
+thread waits for `again` if the plan says so. At the end the thread writes the errors and the
+ledger's view of epochs to `done.<role>.json`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,6 @@ import threading
 import traceback
 from pathlib import Path
 
-from integration import lanes
-
-from crash.files import WAIT_S, await_file, write_whole
-from crash.judge import EPOCH_COLUMNS
 from rocket_sink import Ledger, register
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
@@ -27,15 +24,10 @@ from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
 from rocket_sink.spark.transactions import TransactionCommitter, check_ended
+from tests.crash.files import WAIT_S, await_file, write_whole
+from tests.crash.judge import EPOCH_COLUMNS
+from tests.integration import lanes
 from tests.ledger.values import leave_to_spark
-
-
-def _in_small_epochs(spark, source):
-    reader = spark.readStream.schema(lanes.read(spark, source).schema)
-    return reader.option("maxFilesPerTrigger", 2).parquet(str(source))
-
-
-lanes.read_stream = _in_small_epochs
 
 
 def _backfill(spark, source, checkpoint, options):
@@ -49,6 +41,7 @@ def _backfill(spark, source, checkpoint, options):
         raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
 
 
+_TRIES = 6
 _RUNS = {**{lane.name: lane.run for lane in lanes.LANES}, "backfill": _backfill}
 
 
@@ -74,7 +67,7 @@ def _epochs(spark, ledger):
 
 
 def _run(spark, cell, folder):
-    if cell["settles"] and _settled(spark, cell["options"]):
+    if cell.get("settles") and _settled(spark, cell["options"]):
         return
     _RUNS[cell["lane"]](spark, folder / "source", folder / "checkpoint", cell["options"])
 
@@ -83,10 +76,11 @@ def _until_done(spark, cell, role):
     folder = Path(cell["folder"])
     errors = []
     ledger = Ledger(cell["options"]["ledger"])
-    if cell["committer"] == "spark" and not ledger.exists():
+    if cell.get("committer") == "spark" and not ledger.exists():
         leave_to_spark(spark, ledger.path)
-    has_ended = _tried(spark, cell, role, errors, waits=not cell["staged"])
-    if cell["staged"]:
+    staged = cell.get("staged")
+    has_ended = _tried(spark, cell, role, errors, waits=not staged)
+    if staged:
         write_whole(folder / "stage.1", "")
         await_file(folder / "stage.2")
         has_ended = _tried(spark, cell, role, errors, waits=True)
@@ -100,14 +94,14 @@ def _until_done(spark, cell, role):
 def _tried(spark, cell, role, errors, *, waits):
     """Run the query until it ends, and return whether it ended well."""
     folder = Path(cell["folder"])
-    for _ in range(cell["tries"]):
+    for _ in range(cell.get("tries", _TRIES)):
         try:
             _run(spark, cell, folder)
             return True
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}")
             write_whole(folder / f"failed.{role}.{len(errors)}", errors[-1])
-            if waits and cell["waits_after_failure"]:
+            if waits and cell.get("waits_after_failure"):
                 await_file(folder / f"again.{role}.{len(errors)}")
     return False
 
@@ -144,13 +138,20 @@ def _refusals(spark, cell):
 
 
 def main(plan):
-    """Run a plan: role, master, conf, report (a file for the process's ids), cells, later."""
-    spark = build_session("rocket-sink-crash", master=plan["master"], conf=plan["conf"])
+    """Run a plan.
+
+    Args:
+        plan: role, master, conf, files (of an epoch), report (a file for the process's ids), and
+            cells; cells of `later` begin at their file `begin.<role>`. With `refuses` the lanes
+            are tried without `allowSpeculation` first.
+    """
+    lanes.READING["maxFilesPerTrigger"] = plan["files"]
+    spark = build_session("rocket-sink-tests", master=plan["master"], conf=plan["conf"])
     ids = {"driver": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid}
-    speculates = plan["conf"].get("spark.speculation") == "true"
-    refusals = _refusals(spark, plan["cells"][0]) if speculates else {}
+    refusals = _refusals(spark, plan["cells"][0]) if plan.get("refuses") else {}
     write_whole(Path(plan["report"]), json.dumps({**ids, "refusals": refusals}))
-    cells = [(cell, False) for cell in plan["cells"]] + [(cell, True) for cell in plan["later"]]
+    later = plan.get("later", ())
+    cells = [(cell, False) for cell in plan["cells"]] + [(cell, True) for cell in later]
     if any(cell["lane"].startswith("source") for cell, _ in cells):
         register(spark)
         # Register once: two threads that register at the same time disturb each other.

@@ -5,10 +5,16 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from .judge import Sent
+from .judge import Accounts, Epoch, Sent
 
 _ATTEMPT = ("query_id", "run_id", "epoch", "partition", "task_attempt_id", "worker", "request")
 _SENT = (*_ATTEMPT, "outcome", "broker_address", "queue_id", "queue_offset", "message_count")
+
+
+def accounts(ledger, epochs):
+    """Return the accounts of a query; `epochs` are rows of the view, which a driver has read."""
+    by_epoch = [Epoch.of(row) for row in epochs]
+    return Accounts(sent(ledger), letters(ledger), by_epoch, halves(ledger))
 
 
 def rows_of(ledger, kind, columns):

@@ -16,6 +16,7 @@ from tests.jvms import SMALL_PLANS, SPARK, java_options
 
 from .cell import Cell
 from .files import write_whole
+from .schedule import FILES
 
 HERE = Path(__file__).parent
 LOCAL_CLUSTER = {
@@ -49,14 +50,13 @@ class Driver:
         report = self.folder / f"driver.{self.role}.json"
         plan = {
             "role": self.role, "master": self.master, "conf": {**SMALL_PLANS, **self.conf},
-            "report": str(report),
+            "report": str(report), "files": FILES, "refuses": bool(self.conf),
             "cells": [cell.plan() for cell in self.cells],
             "later": [cell.plan() for cell in self.later],
         }  # fmt: skip
         path = self.folder / f"plan.{self.role}.json"
         path.write_text(json.dumps(plan))
-        tests, root = HERE.parent, HERE.parent.parent
-        parts = [HERE / "hooks", tests, root, os.environ.get("PYTHONPATH", "")]
+        parts = [HERE / "hooks", HERE.parents[1], os.environ.get("PYTHONPATH", "")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, parts)))}
         environ["ROCKET_SINK_CRASH"] = "1"
         # The default code cache of a single compiler is too small for many queries at once.
@@ -67,7 +67,7 @@ class Driver:
         nice = str(max(0, _NICE - os.nice(0)))
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["nice", "-n", nice, sys.executable, str(HERE / "driver.py"), str(path)],
+                ["nice", "-n", nice, sys.executable, "-m", "tests.crash.driver", str(path)],
                 cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip

@@ -16,8 +16,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocket_sink import Ledger, RocketSink, register
+from rocket_sink import Ledger
 from rocket_sink.spark.session import build_session
+from tests.integration import lanes
 from tests.jvms import SMALL_PLANS
 
 LANES = ("foreach", "source")
@@ -48,18 +49,10 @@ class Stream:
             "nameServer": plan["nameServer"], "topic": plan["topic"],
             "ledger": str(self._ledger), "foldIntervalMs": 5000, **plan["options"],
         }  # fmt: skip
-        schema = spark.read.parquet(str(self._source)).schema
-        reader = spark.readStream.schema(schema)
-        if self._strict:
-            reader = reader.option("maxFilesPerTrigger", 1)
-        rows = reader.parquet(str(self._source))
-        writer = rows.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
-        if lane == "foreach":
-            writer = writer.foreach(RocketSink(**options))
-        else:
-            texts = {name: str(value) for name, value in options.items()}
-            writer = writer.format("rocketmq").options(**texts)
-        self._query = writer.start()
+        lanes.READING = {"maxFilesPerTrigger": 1} if self._strict else {}
+        rows = lanes.read_stream(spark, self._source)
+        writer = lanes.stream_writer(lane, rows, options)
+        self._query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._feed, daemon=True)
         self._thread.start()
@@ -124,7 +117,6 @@ class Stream:
 
 def main():
     spark = build_session("rocket-sink-hosts", master="local[2]", conf=_CONF)
-    register(spark)
     print(json.dumps("ready"), flush=True)
     streams = []
     for line in sys.stdin:

@@ -2,7 +2,7 @@
 
 The argument is a plan (JSON): nameServer, topic, modes, options, report (a file). The process
 prints "sending" once each mode has an answer, and stops at a line on standard input. Message N of
-mode M has the key M.N. The report has for each mode a list of [N, kind, announced, ms since 1970].
+mode M has the key M.N. The report has for each mode a list of [N, kind, announced].
 `kind` is acked, degraded, not_sent, rejected or unknown; `announced` says whether the message may
 be stored twice.
 """
@@ -69,9 +69,8 @@ class Mode:
         return Message(self.topic, _BODY, keys=(f"{self.name}.{number}",), sharding_key=key)
 
     def _note(self, numbers, outcome, announced):
-        now_ms = time.time_ns() // 1_000_000
         with self._lock:
-            self.told += [(number, _KINDS[outcome], announced, now_ms) for number in numbers]
+            self.told += [(number, _KINDS[outcome], announced) for number in numbers]
 
     def _failed(self, numbers, error):
         outcome = error.outcome if isinstance(error, SendError) else Outcome.UNKNOWN

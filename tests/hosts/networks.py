@@ -15,7 +15,7 @@ from pathlib import Path
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, run_command
+from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, judged, run_command
 
 RESULTS = Path("conf/networks.json")
 PAGE = Path("docs/networks.md")
@@ -170,13 +170,18 @@ def page(results):
     return f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'])}"
 
 
-def play(cases, say, *, spark, scale):
+def write_page():
+    """Write the page from the stored results, without a run."""
+    PAGE.write_text(page(judged(RESULTS, CASES)))
+
+
+def play(cases, say, options):
     """Play cases and yield their results."""
     with Bed() as bed:
-        run = Run(Networks(bed, say), say, spark=spark, scale=scale)
+        run = Run(Networks(bed, say), say, options)
         for case in cases:
             yield run.play(case)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, PAGE, page))
+    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, write_page))

@@ -11,6 +11,7 @@ from tests.jvms import BROKER, calm, java_options
 
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
+_READY_S = 240
 
 _SMALL = {
     "mappedFileSizeCommitLog": str(16 << 20),
@@ -56,6 +57,33 @@ def broker(
     if start:
         new_broker.spawn()
     return new_broker
+
+
+class TwoBrokers:
+    """A running name server and two brokers, on hosts of their own.
+
+    Attributes:
+        hosts: those of the brokers.
+        addresses: of the brokers, by name.
+    """
+
+    def __init__(self, bed, secrets=None):
+        server = name_server(bed.host("names"))
+        server.wait_ready(_READY_S)
+        self.name_server = server.address
+        self.hosts = [bed.host(name) for name in ("broker-a", "broker-b")]
+        self.brokers = [
+            broker(host, host.name, [server.address], secrets=secrets) for host in self.hosts
+        ]
+        for started in self.brokers:
+            started.wait_ready(_READY_S)
+        self.addresses = {started.name: started.address for started in self.brokers}
+        self._servers = (server, *self.brokers)
+
+    def close(self):
+        """Kill the servers, which would outlive their hosts."""
+        for server in self._servers:
+            server.kill()
 
 
 def _spec(role, folder_name, host, address, port, version, lines, heap_mb, name=""):

@@ -5,14 +5,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from tests.hosts import lanes, load, tables, witness, world
-from tests.hosts.bed import Host
 from tests.java_client import fetch_generations
 
 WARM_S = 3.0
@@ -26,27 +25,6 @@ A lane's first attempt at a silent broker takes a third of `deliveryTimeoutMs`, 
 a third of `sendMsgTimeout`, 1 s. Epochs take some seconds."""
 BACK_LIMIT_MS = 2000
 """The longest time from a new master in the route to the first stored message."""
-
-
-class Field(Protocol):
-    """The hosts of some cases.
-
-    Attributes:
-        client: host of the senders.
-        name_server: the senders' option nameServer.
-        witness_at: a name server that lives.
-    """
-
-    client: Host
-    name_server: str
-
-    @property
-    def witness_at(self): ...
-
-    def make_topic(self, topic): ...
-
-    def await_routes(self, topic):
-        """Wait until the route has all brokers, so that the witness reads all."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +57,19 @@ class Case:
 
 
 class Run:
-    """A run of cases, one after the other, in one field."""
+    """A run of cases, one after the other, in one field, which has the hosts of the cases:
 
-    def __init__(self, field, say, *, spark, scale):
-        self._field, self._say, self._scale = field, say, scale
+    - `client`: the host of the senders, with their option nameServer, `name_server`
+    - `witness_at`: a name server that lives
+    - `make_topic(topic)`, and `await_routes(topic)`, which waits until the route has all brokers,
+      so that the witness reads all
+    """
+
+    def __init__(self, field, say, options):
+        self._field, self._say = field, say
+        self._scale = SHORT_SCALE if options.short else 1.0
         self._lanes = None
-        if spark:
+        if not options.no_spark:
             say("starting Spark")
             self._lanes = self._start("tests.hosts.lanes")
             self._heard(self._lanes)
@@ -123,7 +108,9 @@ class Run:
         folder = field.client.disk / case.name
         folder.mkdir()
         field.make_topic(topic)
-        plan = {"nameServer": field.name_server, "topic": topic, "options": dict(case.options)}
+        # A busy machine must not count as a fault of the network.
+        options = {**(PATIENT if self._scale < 1 else {}), **case.options}
+        plan = {"nameServer": field.name_server, "topic": topic, "options": options}
         if self._lanes is not None:
             order = {"ordering": "strict"} if case.strict else {}
             begin = {**plan, "options": {**plan["options"], **order}, "folder": str(folder)}
@@ -163,7 +150,7 @@ class Run:
                 self._say(f"           {text}")
         return {
             "name": case.name, "title": case.title, "seconds": case.seconds,
-            "options": dict(case.options), "covered": case.covered, "may_fail": case.may_fail,
+            "options": options, "covered": case.covered, "may_fail": case.may_fail,
             "rows": rows,
         }  # fmt: skip
 
@@ -204,17 +191,15 @@ def judged(results, cases):
     return run
 
 
-Play = Callable[..., Iterator[dict[str, Any]]]
-"""A function of cases, `say`, `spark` and `scale` that yields the result of each case."""
-
-
-def run_command(module, about, cases, short, play, results, page_file, page):
+def run_command(module, about, cases, short, play, results, write_page, prepare=lambda names: None):
     """Run the command of a table's module. Return its exit code, 1 if a promise was broken.
 
     Args:
         short: names of the cases for CI.
-        play: function that plays cases.
-        results: the stored run, from which `page` makes the text of `page_file`.
+        play: function of cases, `say` and `options` (short, no_spark) that yields the result of
+            each case.
+        results: the stored run, from which `write_page` makes a page.
+        prepare: called with the names of the cases, while there is a network.
     """
     parser = argparse.ArgumentParser(module, description=about.partition("\n")[0])
     parser.add_argument("--only", action="append", choices=[case.name for case in cases])
@@ -224,29 +209,26 @@ def run_command(module, about, cases, short, play, results, page_file, page):
     parser.add_argument("--page", action="store_true", help="only write the page from the results")
     options = parser.parse_args()
     if options.page:
-        page_file.write_text(page(judged(results, cases)))
+        write_page()
         return 0
+    wanted = options.only or (short if options.short else [case.name for case in cases])
     if not world.inside():
         fetch_generations()
+        prepare(wanted)
     world.enter(module)
     began = time.monotonic()
 
     def say(text):
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    wanted = options.only or (short if options.short else [case.name for case in cases])
     chosen = [case for case in cases if case.name in wanted]
-    if options.short:
-        # A busy machine must not count as a fault of the network.
-        chosen = [replace(case, options={**PATIENT, **case.options}) for case in chosen]
-    found = {"version": DEFAULT_VERSION, "cases": []}
-    scale = SHORT_SCALE if options.short else 1.0
-    for case in play(chosen, say, spark=not options.no_spark, scale=scale):
-        found["cases"].append(case)
+    run = {"version": DEFAULT_VERSION, "cases": []}
+    for case in play(chosen, say, options):
+        run["cases"].append(case)
         if not options.short:
-            tables.store(options.out, found, whole=not options.only)
+            tables.store(options.out, run, whole=not options.only)
     if options.short:
-        print(json.dumps(found))
+        print(json.dumps(run))
     elif options.out == results:
-        page_file.write_text(page(judged(results, cases)))
-    return int(any(row["broken"] for case in found["cases"] for row in case["rows"].values()))
+        write_page()
+    return int(any(row["broken"] for case in run["cases"] for row in case["rows"].values()))

@@ -20,7 +20,7 @@ from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, run_command
+from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, judged, run_command
 from tests.hosts.standalone import page as standalone
 from tests.producer.waiting import until
 from tests.soak import page as soak
@@ -387,10 +387,10 @@ def page(results):
 
 def write_page():
     """Write the page from the stored results, without a run."""
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+    PAGE.write_text(page(judged(RESULTS, CASES)))
 
 
-def play(cases, say, *, spark, scale):
+def play(cases, say, options):
     """Play cases and yield their results."""
     for layout, all_cases in LAYOUTS.items():
         names = [case.name for case in all_cases]
@@ -399,7 +399,7 @@ def play(cases, say, *, spark, scale):
             continue
         with Bed() as bed:
             field = layout(bed, say)
-            run = Run(field, say, spark=spark, scale=scale)
+            run = Run(field, say, options)
             for case in chosen:
                 yield run.play(case)
             run.end()
@@ -407,4 +407,4 @@ def play(cases, say, *, spark, scale):
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, PAGE, page))
+    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, write_page))

@@ -18,8 +18,8 @@ def _stored(*numbers, mode="sync", queue=0):
 
 def test_figures_of_a_producer():
     report = {
-        "told": [[0, "acked", False, 0], [1, "degraded", True, 0], [2, "unknown", True, 0],
-                 [3, "not_sent", False, 0], [4, "rejected", False, 0], [5, "acked", False, 0]],
+        "told": [[0, "acked", False], [1, "degraded", True], [2, "unknown", True],
+                 [3, "not_sent", False], [4, "rejected", False], [5, "acked", False]],
         "ended_ms": 1500,
     }  # fmt: skip
     stored = _stored(0, 1, 1, 4, 0) + _stored(7, mode="async")

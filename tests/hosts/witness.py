@@ -128,13 +128,13 @@ def _disordered(stored, keys):
 def told_by_producer(report):
     """Read the answers of a mode from `load`'s report."""
     kinds = {}
-    for number, kind, _, _ in report["told"]:
+    for number, kind, _ in report["told"]:
         kinds.setdefault(kind, []).append(number)
     return Told(
         acked=[*kinds.get("acked", []), *kinds.get("degraded", [])],
         not_stored=[*kinds.get("not_sent", []), *kinds.get("rejected", [])],
         unknown=kinds.get("unknown", []),
-        announced=[number for number, _, announced, _ in report["told"] if announced],
+        announced=[number for number, _, announced in report["told"] if announced],
         degraded=len(kinds.get("degraded", [])),
         ended_ms=report["ended_ms"],
     )

@@ -24,13 +24,18 @@ def read(spark, source):
     return spark.read.parquet(str(source))
 
 
+READING = {}
+"""Options of the file source, which processes of harnesses set."""
+
+
 def read_stream(spark, source):
-    return spark.readStream.schema(read(spark, source).schema).parquet(str(source))
+    reader = spark.readStream.schema(read(spark, source).schema).options(**READING)
+    return reader.parquet(str(source))
 
 
 def stream_writer(lane, frame, options):
     """Return the writer by which this lane sends a stream."""
-    if lane == "source_stream":
+    if lane.startswith("source"):
         register(frame.sparkSession)
         return frame.writeStream.format("rocketmq").options(**_texts(options))
     sink = RocketSink(**options)

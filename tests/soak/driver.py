@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from rocket_sink import Ledger, RocketSink, register
+from rocket_sink import Ledger, register
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.spark.session import build_session
 from tests.crash.files import write_whole
 from tests.crash.judge import EPOCH_COLUMNS
+from tests.integration import lanes
 from tests.soak.feed import TOGETHER
 
 _LOOK_S = 1.0
@@ -39,16 +40,9 @@ class Lane:
     def _start(self):
         reader = self._spark.readStream.schema("body STRING, sharding_key STRING")
         rows = reader.option("maxFilesPerTrigger", TOGETHER).parquet(str(self._folder / "source"))
-        writer = rows.writeStream.trigger(processingTime=self._trigger)
+        writer = lanes.stream_writer(self.name, rows, self._options)
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        if self.name == "foreach":
-            writer = writer.foreach(RocketSink(**self._options))
-        elif self.name == "foreach_batch":
-            writer = writer.foreachBatch(RocketSink(**self._options).write_batch)
-        else:
-            texts = {name: str(value) for name, value in self._options.items()}
-            writer = writer.format("rocketmq").options(**texts)
-        return writer.start()
+        return writer.trigger(processingTime=self._trigger).start()
 
     def look(self):
         """Start the stream again if it has failed."""
@@ -84,24 +78,23 @@ def live_heap(spark):
 def main(plan):
     conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
     spark = build_session("rocket-sink-soak", master=plan["master"], conf={**plan["conf"], **conf})
-    for lane in plan["lanes"]:
-        if lane["name"] == "source":
-            register(spark, ledger=str(Path(plan["folder"], lane["name"], "ledger")))
-    lanes = [Lane(spark, plan, lane) for lane in plan["lanes"]]
+    register(spark, ledger=str(Path(plan["folder"], "source", "ledger")))
+    lanes.register = lambda session: None
+    streams = [Lane(spark, plan, lane) for lane in plan["lanes"]]
     folder, parent, looks, heap = Path(plan["folder"]), os.getppid(), 0, 0
     while not (folder / "end").exists():
         time.sleep(_LOOK_S)
         if os.getppid() != parent:
             os._exit(1)
-        for lane in lanes:
-            lane.look()
+        for stream in streams:
+            stream.look()
         if looks % _HEAP_EVERY == 0:
             heap = live_heap(spark)
         looks += 1
         status = {"pid": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid, "heap": heap,
-                  "errors": {lane.name: lane.errors for lane in lanes}}  # fmt: skip
+                  "errors": {stream.name: stream.errors for stream in streams}}  # fmt: skip
         write_whole(folder / "status.json", json.dumps(status))
-    write_whole(folder / "done.json", json.dumps({lane.name: lane.end() for lane in lanes}))
+    write_whole(folder / "done.json", json.dumps({stream.name: stream.end() for stream in streams}))
     # A clean stop would take seconds.
     os._exit(0)
 

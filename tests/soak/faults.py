@@ -77,9 +77,10 @@ def apply(fault, place, spark):
             "latency": {"delay_ms": fault.latency_ms},
             "loss": {"loss_in": fault.loss, "loss_out": fault.loss},
         }[fault.kind]
-        place.impair(fault.broker, **impairment)
+        host = place.hosts[fault.broker]
+        host.impair(**impairment)
         time.sleep(fault.seconds)
-        place.heal(fault.broker)
+        host.heal()
     elif fault.kind == "driver killed":
         spark.kill()
         spark.start()

@@ -5,14 +5,11 @@ most that an epoch takes: tasks of an epoch do not wait for each other.
 """
 
 import json
-import os
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from tests.crash.files import write_rows
 
 KEYS = 50
 TOGETHER = 4
-_SCHEMA = pa.schema([("body", pa.string()), ("sharding_key", pa.string())])
 
 
 class Source:
@@ -27,13 +24,9 @@ class Source:
         self.files = 0
 
     def write(self):
-        """Write the next file. Spark takes files in the order of their times."""
+        """Write the next file."""
         numbers = range(self.files * self.rows, (self.files + 1) * self.rows)
-        keys = [self.key(number) for number in numbers]
-        bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
-        pq.write_table(pa.table([bodies, keys], schema=_SCHEMA), self._part)
-        time_s = 1_700_000_000 + self.files
-        os.utime(self._part, (time_s, time_s))
+        write_rows(self._part, [self.key(number) for number in numbers], numbers, self.files)
         self._part.rename(self.folder / f"{self.files:08d}.parquet")
         self.files += 1
 

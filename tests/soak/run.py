@@ -14,7 +14,7 @@ from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import repair
 from tests.crash import ledger_log
 from tests.crash.files import write_whole
-from tests.crash.judge import Accounts, Epoch, judge
+from tests.crash.judge import judge
 from tests.soak import faults, flat
 from tests.soak.feed import Source
 from tests.soak.place import Place
@@ -236,8 +236,7 @@ class Soak:
     def _verdict(self, place, name, promise, rows, errors):
         source, topic = self._sources[name], self._topics[name]
         ledger = self._folder / name / "ledger"
-        epochs = [Epoch.of(row) for row in rows]
-        accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
+        accounts = ledger_log.accounts(ledger, rows)
         expected = {(source.key(number), number) for number in range(source.written)}
         verdict = judge(expected, topic.copies(place.addresses), accounts)
         for what, count in verdict.faults(**promise).items():
@@ -251,7 +250,7 @@ class Soak:
         return {
             **promise, **asdict(verdict), "rows": source.written, "epochs": source.epochs(),
             "files": source.files, "letters": len(accounts.letters),
-            "announced": sum(epoch.duplicates_possible for epoch in epochs),
+            "announced": sum(epoch.duplicates_possible for epoch in accounts.epochs),
             "failures": len(errors), "errors": sorted({error[:300] for error in errors}),
         }  # fmt: skip
 

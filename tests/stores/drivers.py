@@ -151,12 +151,7 @@ def _lane(work):
     spark = s3_session(work.endpoint)
     source, checkpoint = Path(work.folder, "source"), Path(work.folder, "checkpoint")
     [run] = [lane.run for lane in lanes.LANES if lane.name == work.kind]
-
-    def in_epochs_of_a_file(spark, source):
-        reader = spark.readStream.schema(lanes.read(spark, source).schema)
-        return reader.option("maxFilesPerTrigger", 1).parquet(str(source))
-
-    lanes.read_stream = in_epochs_of_a_file
+    lanes.READING["maxFilesPerTrigger"] = 1
 
     def write(number):
         run(spark, source, checkpoint, work.options)

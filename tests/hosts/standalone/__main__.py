@@ -1,92 +1,53 @@
 """`python -m tests.hosts.standalone`: see the package."""
 
-import argparse
-import json
-import sys
-import time
 from contextlib import closing
-from pathlib import Path
+from types import SimpleNamespace
 
-from rocket_sink.cluster import DEFAULT_VERSION
-from tests.hosts import replication, tables, world
+from tests.hosts import replication
 from tests.hosts.bed import Bed
+from tests.hosts.play import run_command
+from tests.hosts.standalone import __doc__ as about
 from tests.hosts.standalone import canary, page, play, ship
 from tests.hosts.standalone.place import Standalone
-from tests.java_client import fetch_generations
 from tests.jvms import fetch_packages
 
-_SHIP, _CANARY = "ship", "canary"
-_NAMES = (*(case.name for case in play.CASES), _SHIP, _CANARY)
+_SHIP = SimpleNamespace(name="ship", title="the package on executors that lack it", play=ship.play)
+_CANARY = SimpleNamespace(name="canary", title="secrets", play=canary.play)
+_ALONE = (_SHIP, _CANARY)
+"""The cases that need a cluster of their own."""
 
 
-def main():
-    """Run the command and return its exit code: 1 if a promise was broken."""
-    parser = argparse.ArgumentParser("tests.hosts.standalone")
-    parser.add_argument("--only", action="append", choices=_NAMES)
-    parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
-    parser.add_argument("--short", action="store_true", help="the form for CI: prints its results")
-    parser.add_argument("--page", action="store_true", help="only write the page from the results")
-    options = parser.parse_args()
-    if options.page:
-        replication.write_page()
-        return 0
-    wanted = options.only or (play.SHORT if options.short else _NAMES)
-    if not world.inside():
-        fetch_generations()
-        fetch_packages()
-        if _SHIP in wanted:
-            ship.prepare()
-    world.enter("tests.hosts.standalone")
-    began = time.monotonic()
-
-    def say(text):
-        print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
-
-    results = _play(wanted, say, options.out, short=options.short)
-    if options.short:
-        print(json.dumps(results))
-    elif options.out == page.RESULTS:
-        replication.write_page()
-    parts = [*(row for case in results["cases"] for row in case["rows"].values())]
-    parts += [*results.get(_SHIP, []), results.get(_CANARY, {})]
-    return int(any(part.get("broken") for part in parts))
+def _prepare(names):
+    fetch_packages()
+    if _SHIP.name in names:
+        ship.prepare()
 
 
-def _play(wanted, say, out, *, short):
-    results = {"version": DEFAULT_VERSION, "cases": []}
-    older = json.loads(out.read_text()) if out.exists() and not short else {}
-    results |= {name: older[name] for name in (_SHIP, _CANARY) if name in older}
-
-    def keep():
-        if not short:
-            tables.store(out, results, whole=wanted is _NAMES)
-
-    cases = [case for case in play.CASES if case.name in wanted]
-    if cases:
+def _play(cases, say, options):
+    shared = [case for case in cases if case not in _ALONE]
+    lanes = play.SHORT_LANES if options.short else play.LANES
+    if shared:
         with Bed() as bed, closing(Standalone(bed, say)) as at:
-            for case in cases:
+            for case in shared:
                 say(case.title)
-                results["cases"].append(
-                    play.play(at, case, play.SHORT_LANES if short else play.LANES)
-                )
-                keep()
-                _tell(results["cases"][-1], say)
-    if _SHIP in wanted:
-        results[_SHIP] = ship.play(say)
-        keep()
-    if _CANARY in wanted:
-        results[_CANARY] = canary.play(say)
-        keep()
-    return results
+                yield _said(play.play(at, case, lanes), say)
+    for case in cases[len(shared) :]:
+        yield {"name": case.name, "title": case.title, "rows": case.play(say)}
 
 
-def _tell(case, say):
-    for lane, row in case["rows"].items():
+def _said(result, say):
+    for lane, row in result["rows"].items():
         counts = {name: row[name] for name in ("stored", *page.COLUMNS)}
         say(f"  {lane:14} {counts} {'; '.join(row['broken']) or 'held'}")
         for error in row["errors"]:
             say(f"      {error[:200]}")
+    return result
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        run_command(
+            "tests.hosts.standalone", about, (*play.CASES, *_ALONE), play.SHORT, _play,
+            page.RESULTS, replication.write_page, _prepare,
+        )
+    )  # fmt: skip

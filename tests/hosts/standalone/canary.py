@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.hosts.bed import Bed
-from tests.hosts.standalone.place import CONF, SHARED, Standalone
-from tests.hosts.standalone.play import LANES, OPTIONS, make_lanes
+from tests.hosts.standalone.place import SHARED, Standalone
+from tests.hosts.standalone.play import LANES, make_cells
 
 _EVENTS = SHARED / "events"
 _TEMPORARY = Path("/tmp")
@@ -38,7 +38,7 @@ class Keys:
 
 
 def play(say):
-    """Run all lanes twice and search. The result's `held` is a sentence."""
+    """Run all lanes twice and search. Return a row, whose `held` is a sentence, by its name."""
     right, wrong = Keys.made(), Keys.made()
     began_s = time.time()
     with Bed() as bed, closing(Standalone(bed, say, secrets=right)) as at:
@@ -60,30 +60,27 @@ def play(say):
              "the wrong access key": wrong.access_key, "the wrong secret key": wrong.secret_key},
             # A search that does not find these words is blind.
             controls={"_delta_log": "canary-right-foreach", "part-": "canary-right-foreach",
-                      "events": "rocket-sink-hosts", "stderr": "canary-wrong"},
+                      "events": "rocket-sink-tests", "stderr": "canary-wrong"},
             since_s=began_s,
         )  # fmt: skip
     broken += findings.pop("broken")
     say(f"  {findings} {broken or 'held'}")
-    return {**findings, "held": "; ".join(broken) or "the keys are in none", "broken": broken}
+    held = "; ".join(broken) or "the keys are in none"
+    return {"all lanes": {**findings, "held": held, "broken": broken}}
 
 
 def _run(at, name, keys):
-    folder = SHARED / name
-    report = folder / "report.json"
+    options = {"accessKey": keys.access_key, "secretKey": keys.secret_key}
     plan = {
+        "name": name,
         "conf": {
-            **CONF, "spark.task.maxFailures": "2", "spark.eventLog.enabled": "true",
+            "spark.task.maxFailures": "2", "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": _EVENTS.as_uri(), "spark.eventLog.compress": "false",
         },
-        "options": {
-            **OPTIONS, "nameServer": at.name_server, "accessKey": keys.access_key,
-            "secretKey": keys.secret_key,
-        },
-        "lanes": make_lanes(at, folder, name, LANES), "report": str(report), "tries": 1,
+        "cells": [{**cell, "tries": 1} for cell in make_cells(at, name, LANES, options)],
     }  # fmt: skip
     at.start_driver(0, plan)
-    return at.told(report)
+    return at.told(plan)
 
 
 def search(folders, words, *, controls, since_s):

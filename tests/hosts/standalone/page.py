@@ -17,8 +17,8 @@ COLUMNS = {
 def section(results):
     """Return the part of docs/clusters.md."""
     rows = []
-    order = [case.name for case in CASES]
-    for case in sorted(results["cases"], key=lambda played: order.index(played["name"])):
+    by_name = {case["name"]: case for case in results["cases"]}
+    for case in (by_name[case.name] for case in CASES if case.name in by_name):
         lanes = case["rows"]
         broken = [f"{lane}: {text}" for lane, row in lanes.items() for text in row["broken"]]
         totals = [str(sum(row[name] for row in lanes.values())) for name in COLUMNS]
@@ -28,17 +28,17 @@ def section(results):
         ])  # fmt: skip
     head = ["case", "promise", "held", "executors", *COLUMNS.values()]
     text = _SECTION + tables.lines(head, rows)
-    if shipped := results.get("ship"):
+    if shipped := by_name.get("ship"):
         text += _SHIP + tables.lines(
             ["way", "lane", "rows", "stored", "hosts that sent", "held"],
             [
                 [row["way"], row["lane"], *(str(row[name]) for name in ("rows", "stored", "hosts")),
                  "; ".join(row["broken"]) or "held"]
-                for row in shipped[1:]
+                for row in list(shipped["rows"].values())[1:]
             ],
         )  # fmt: skip
-    if canary := results.get("canary"):
-        text += _CANARY.format(**canary) + "\n"
+    if canary := by_name.get("canary"):
+        text += _CANARY.format(**canary["rows"]["all lanes"]) + "\n"
     return text
 
 

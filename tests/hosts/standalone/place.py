@@ -25,6 +25,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 
 _QUICK = " ".join(java_options(SPARK))
 _MASTER_PORT = 7077
+FILES_PER_EPOCH = 4
 _PATIENCE_S = 300.0
 CONF = {
     **SMALL_PLANS,
@@ -45,7 +46,7 @@ CONF = {
 }
 
 
-class Standalone:
+class Standalone(nodes.TwoBrokers):
     """The hosts of the cluster.
 
     Args:
@@ -57,22 +58,13 @@ class Standalone:
         self.master = bed.host("master")
         self.workers = [bed.host("worker-0"), bed.host("worker-1")]
         self.drivers = [bed.host("driver-0"), bed.host("driver-1")]
-        self.names = bed.host("names")
-        self.brokers = [bed.host("broker-a"), bed.host("broker-b")]
         self._imports = os.getcwd() if imports is None else imports
         self._keys = {}
         if secrets is not None:
             self._keys = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
         SHARED.mkdir(exist_ok=True)
         say("starting brokers, master and workers")
-        server = nodes.name_server(self.names)
-        server.wait_ready(120)
-        self.name_server = server.address
-        started = [
-            nodes.broker(host, host.name, [server.address], secrets=secrets)
-            for host in self.brokers
-        ]
-        self.addresses = {broker.name: broker.address for broker in started}
+        super().__init__(bed, secrets)
         # The master notices that a driver's host is gone when its own kernel gives up sending. This
         # setting makes that seconds instead of a quarter of an hour, in which the driver's
         # executors would hold all cores.
@@ -82,15 +74,7 @@ class Standalone:
         self.url = f"spark://{self.master.address}:{_MASTER_PORT}"
         for worker in self.workers:
             self.start_worker(worker)
-        for broker in started:
-            broker.wait_ready(180)
-        self._servers = (server, *started)
         self.driver = None
-
-    def close(self):
-        """Kill the servers, which would outlive their hosts."""
-        for server in self._servers:
-            server.kill()
 
     def admin(self):
         return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
@@ -125,15 +109,21 @@ class Standalone:
         )
 
     def start_driver(self, number, plan):
-        """Start `tests.hosts.standalone.driver` with the plan on its standard input."""
+        """Start `tests.crash.driver` on a host with the plan's cells that have not ended."""
         host = self.drivers[number]
-        own_plan = {**plan, "master": self.url, "host": host.address}
+        at = {"spark.driver.host": host.address, "spark.driver.bindAddress": host.address}
+        own_plan = {
+            **plan, "role": f"driver-{number}", "master": self.url, "files": FILES_PER_EPOCH,
+            "conf": {**CONF, **plan["conf"], **at}, "report": str(DISK / "ids.json"),
+            "cells": [cell for cell in plan["cells"] if not _reports(cell)],
+        }  # fmt: skip
         environ = {**spark_environ(host), "PYTHONPATH": os.getcwd(), "JDK_JAVA_OPTIONS": _QUICK}
         with (host.disk / "driver.log").open("ab") as log:
             self.driver = host.start(
-                [sys.executable, "-m", "tests.hosts.standalone.driver"],
+                [sys.executable, "-m", "tests.crash.driver", "/dev/stdin"],
                 env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
+        # A plan has credentials, and `canary` searches all files for them.
         self.driver.stdin.write(json.dumps(own_plan).encode())
         self.driver.stdin.close()
 
@@ -152,11 +142,11 @@ class Standalone:
                 raise AssertionError(f"the driver {'ended' if has_ended else 'hangs'}: {text}")
             time.sleep(0.3)
 
-    def told(self, report):
-        """Wait for the driver's report and return it by lane."""
-        self.await_driver(report.exists)
+    def told(self, plan):
+        """Wait for the end of the driver, and return its reports by lane."""
+        self.await_driver(lambda: has_ended(plan))
         self.driver.wait()
-        return json.loads(report.read_text())
+        return {cell["lane"]: json.loads(_reports(cell)[0].read_text()) for cell in plan["cells"]}
 
     def executors(self, host):
         return _running(host, "CoarseGrainedExecutorBackend")
@@ -214,6 +204,15 @@ class Standalone:
         for host in self.drivers:
             if not host.running:
                 host.boot()
+
+
+def has_ended(plan):
+    """Return whether all cells of a driver's plan have ended."""
+    return all(map(_reports, plan["cells"]))
+
+
+def _reports(cell):
+    return list(Path(cell["folder"]).glob("done.*.json"))
 
 
 def spark_environ(host):

@@ -7,14 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tests.crash import ledger_log
-from tests.crash.judge import Accounts, Copy, Epoch, judge
+from tests.crash.files import write_rows
+from tests.crash.judge import Copy, judge
 from tests.hosts.bed import DISK
-from tests.hosts.standalone.driver import FILES_PER_EPOCH
-from tests.hosts.standalone.place import CONF, SHARED, Standalone
+from tests.hosts.standalone.place import FILES_PER_EPOCH, SHARED, Standalone, has_ended
 from tests.java_client import read_with_java
 
 LANES = ("foreach", "foreach_batch", "write", "source_stream", "source_batch")
@@ -91,40 +88,37 @@ def play(at, case, names=LANES):
     """Run lanes through a case."""
     at.revive()
     executors = at.executors_begun()
-    folder = SHARED / case.name
-    own_ledgers = DISK / "ledgers" if case.is_ledger_own else None
-    lanes = make_lanes(
-        at, folder, case.name, [name for name in names if name in case.lanes], own_ledgers
-    )
-    time.sleep(1)
-    report = folder / "report.json"
-    options = {
-        **OPTIONS, **case.options, "nameServer": at.name_server, "delivery": case.delivery,
-        "ordering": case.ordering,
+    options = {**case.options, "delivery": case.delivery, "ordering": case.ordering}
+    plan = {
+        "name": case.name, "conf": case.conf,
+        "cells": make_cells(
+            at, case.name, [name for name in names if name in case.lanes], options,
+            own_ledgers=case.is_ledger_own,
+        ),
     }  # fmt: skip
-    plan = {"conf": {**CONF, **case.conf}, "options": options, "lanes": lanes,
-            "report": str(report)}  # fmt: skip
+    time.sleep(1)
     at.start_driver(0, plan)
-    faults = _break(at, case, plan, report)
-    reports = at.told(report)
+    faults = _break(at, case, plan)
+    reports = at.told(plan)
     rows = {}
-    for lane in lanes:
-        ledger = Path(lane["ledger"])
+    for cell in plan["cells"]:
+        lane, ledger = cell["lane"], Path(cell["options"]["ledger"])
         if case.is_ledger_own:
             ledger = at.drivers[0].disk / ledger.relative_to(DISK)
-        verdict = _judged(at, lane, ledger, reports[lane["name"]])
-        batch = lane["name"] in _BATCHES
+        report = reports[lane]
+        verdict = _judged(at, cell, ledger, report)
+        batch = lane in _BATCHES
         faults_by_name = verdict.faults(ordering=case.ordering, delivery=case.delivery, batch=batch)
         if batch and case.once:
             # The next driver's write is not the write of the driver that died.
             faults_by_name.pop("unlike_ids", None)
         broken = [f"{name} {count}" for name, count in faults_by_name.items()]
-        if not reports[lane["name"]]["ended"]:
-            broken.append(f"it did not end well: {reports[lane['name']]['errors'][-1:]}")
-        rows[lane["name"]] = {
+        if not report["ended"]:
+            broken.append(f"it did not end well: {report['errors'][-1:]}")
+        rows[lane] = {
             **asdict(verdict), "rows": _FILES * _ROWS, "broken": broken,
-            "errors": reports[lane["name"]]["errors"],
-            "announced": sum(e["duplicates_possible"] for e in reports[lane["name"]]["epochs"]),
+            "errors": report["errors"],
+            "announced": sum(epoch["duplicates_possible"] for epoch in report["epochs"]),
             **_repeats(ledger),
         }  # fmt: skip
     return {"name": case.name, "title": case.title, "delivery": case.delivery,
@@ -132,35 +126,40 @@ def play(at, case, names=LANES):
             "executors": at.executors_begun() - executors, "rows": rows}  # fmt: skip
 
 
-def make_lanes(at, folder, prefix, names, own_ledgers=None):
-    """Make a topic and a source for each lane, and return the lanes for a driver's plan. Ledgers
-    are in `own_ledgers`, else beside the source in the folder that all hosts share."""
-    lanes = [
-        {"name": lane, "folder": str(folder / lane), "topic": f"{prefix}-{lane}",
-         "ledger": str(folder / lane / "ledger" if own_ledgers is None else own_ledgers / lane)}
-        for lane in names
-    ]  # fmt: skip
+def make_cells(at, name, lanes, options, *, own_ledgers=False):
+    """Make a topic and a source for each lane, and return the cells of a driver's plan. Ledgers
+    are on the driver's own disk, or beside the source in the folder that all hosts share."""
+    cells = []
     with at.admin() as tool:
         for lane in lanes:
-            tool.create_topic(lane["topic"], queues=4)
-            _write(Path(lane["folder"], "source"), _rows(lane["name"]))
-    return lanes
+            folder, topic = SHARED / name / lane, f"{name}-{lane}"
+            ledger = DISK / "ledgers" / lane if own_ledgers else folder / "ledger"
+            all_options = {
+                **OPTIONS, "nameServer": at.name_server, "topic": topic, "ledger": str(ledger),
+                **options,
+            }  # fmt: skip
+            if not own_ledgers:  # Tasks keep notes of an `appId` in the ledger.
+                all_options["appId"] = topic
+            cells.append({"lane": lane, "folder": str(folder), "options": all_options})
+            tool.create_topic(topic, queues=4)
+            _write(folder / "source", _rows(lane))
+    return cells
 
 
-def _break(at, case, plan, report):
+def _break(at, case, plan):
     """Apply the fault until it has interrupted each lane. Return the number of faults."""
-    waiting = {lane["topic"] for lane in plan["lanes"]}
+    waiting = {cell["options"]["topic"] for cell in plan["cells"]}
     faults = 0
 
     def begun():
         return {topic for topic in waiting if at.stored(topic) > _ROWS}
 
     def ready():
-        return report.exists() or (begun() == waiting if case.once else bool(begun()))
+        return has_ended(plan) or (begun() == waiting if case.once else bool(begun()))
 
     while waiting:
         at.await_driver(ready)
-        if report.exists():
+        if has_ended(plan):
             break
         waiting -= begun()
         case.apply(at, plan)
@@ -205,26 +204,18 @@ def _rows(lane):
 def _write(source, files):
     source.mkdir(parents=True)
     for file, rows in enumerate(files):
-        columns = {
-            "body": [f"{key}:{number}" for key, number in rows],
-            "sharding_key": [key for key, _ in rows],
-            "filler": [os.urandom(64) for _ in rows],
-        }
-        path = source / f"{file:03d}.parquet"
-        pq.write_table(pa.table(columns), path, compression="none")
-        # Spark reads files in the order of their times.
-        os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
+        keys, numbers = zip(*rows, strict=True)
+        filler = [os.urandom(64) for _ in rows]
+        write_rows(source / f"{file:03d}.parquet", keys, numbers, file, filler=filler)
 
 
-def _judged(at, lane, ledger, told):
+def _judged(at, cell, ledger, report):
     copies = [
         Copy(
             ledger_log.row_of(message.body or b""), message.message_id,
             (at.addresses[message.broker_name], message.queue_id), message.queue_offset,
         )
-        for message in read_with_java(at.name_server, lane["topic"])
+        for message in read_with_java(at.name_server, cell["options"]["topic"])
     ]  # fmt: skip
-    epochs = [Epoch.of(row) for row in told["epochs"]]
-    accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
-    expected = {row for rows in _rows(lane["name"]) for row in rows}
-    return judge(expected, copies, accounts)
+    expected = {row for rows in _rows(cell["lane"]) for row in rows}
+    return judge(expected, copies, ledger_log.accounts(ledger, report["epochs"]))

@@ -13,12 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pyspark
 from platformdirs import user_cache_path
 
 from tests.crash import ledger_log
+from tests.crash.files import write_rows
 from tests.hosts.bed import DISK, Bed
 from tests.hosts.standalone.place import CONF, SHARED, SPARK_HOME, Standalone, spark_environ
 from tests.java_client import read_with_java
@@ -83,7 +82,7 @@ def prepare():
 
 
 def play(say):
-    """Play each way and lane and return their results."""
+    """Play each way and lane. Return a row for each, the first for no way at all."""
     results = []
     with Bed() as bed, closing(Standalone(bed, say, imports="")) as at:
         _bare(_BARE)
@@ -103,7 +102,7 @@ def play(say):
     results[0]["broken"] = [] if "No module named 'rocket_sink" in results[0]["error"] else [
         "executors found a package that nobody brought: the other cases say nothing"
     ]  # fmt: skip
-    return results
+    return {f"{row['way']}: {row['lane']}": row for row in results}
 
 
 _NOTHING = Way("nothing: the driver alone has it", f"{_BARE}/bin/python", driver=sys.executable)
@@ -177,16 +176,11 @@ def _stream(at, way, lane, number):
 
 def _write(source):
     source.mkdir(parents=True)
-    bodies = []
     for file in range(_FILES):
-        values = [f"{file}:{number}" for number in range(_ROWS)]
-        filler = [os.urandom(64) for _ in values]
-        pq.write_table(
-            pa.table({"body": values, "filler": filler}), source / f"{file}.parquet",
-            compression="none",
-        )  # fmt: skip
-        bodies += [body.encode() for body in values]
-    return bodies
+        filler = [os.urandom(64) for _ in range(_ROWS)]
+        path = source / f"{file}.parquet"
+        write_rows(path, [str(file)] * _ROWS, range(_ROWS), file, filler=filler)
+    return [f"{file}:{number}".encode() for file in range(_FILES) for number in range(_ROWS)]
 
 
 def _wheel():
