@@ -12,10 +12,9 @@ conf/networks.json, from which the page is made.
 import shutil
 from pathlib import Path
 
-from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, judged, run_command
+from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Field, Run, judged, run_command
 
 RESULTS = Path("conf/networks.json")
 PAGE = Path("docs/networks.md")
@@ -23,7 +22,7 @@ SHORT = ("drop_out", "hole", "names")
 """The cases of CI: lost answers, frames that vanish by their size, names that move."""
 
 
-class Networks:
+class Networks(Field):
     """The hosts of all cases."""
 
     def __init__(self, bed, say):
@@ -49,11 +48,6 @@ class Networks:
     def witness_at(self):
         """Return the address of a name server that lives."""
         return next(server.address for server in self.name_servers if server.alive)
-
-    def make_topic(self, topic):
-        with Admin(nameServer=self.witness_at, timeout_s=60.0) as admin:
-            admin.create_topic(topic, queues=4)
-        self.await_routes(topic)
 
     def await_routes(self, topic):
         for broker in self.brokers:
@@ -99,7 +93,7 @@ class Networks:
 
 
 def _case(name, title, begin, end=Networks.heal, **more):
-    return Case(name, title, begin, end, **{"covered": True, **more})
+    return Case(name, title, begin, end, **more)
 
 
 _ALL = {"covered": False, "may_fail": True}

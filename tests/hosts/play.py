@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
+from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import lanes, load, tables, witness, world
 from tests.java_client import fetch_generations
 
@@ -56,14 +57,24 @@ class Case:
     modes: Sequence[str] = load.MODES
 
 
-class Run:
-    """A run of cases, one after the other, in one field, which has the hosts of the cases:
+class Field:
+    """The hosts of some cases.
 
-    - `client`: the host of the senders, with their option nameServer, `name_server`
-    - `witness_at`: a name server that lives
-    - `make_topic(topic)`, and `await_routes(topic)`, which waits until the route has all brokers,
-      so that the witness reads all
+    Attributes:
+        client: host of the senders.
+        name_server: the senders' option nameServer.
+        witness_at: a name server that lives.
+        await_routes: waits until a topic's route has all brokers, so that the witness reads all.
     """
+
+    def make_topic(self, topic):
+        with Admin(nameServer=self.witness_at, timeout_s=60.0) as admin:
+            admin.create_topic(topic, queues=4)
+        self.await_routes(topic)
+
+
+class Run:
+    """A run of cases, one after the other, in one field."""
 
     def __init__(self, field, say, options):
         self._field, self._say = field, say

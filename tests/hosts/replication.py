@@ -20,7 +20,7 @@ from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, judged, run_command
+from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Field, Run, judged, run_command
 from tests.hosts.standalone import page as standalone
 from tests.producer.waiting import until
 from tests.soak import page as soak
@@ -36,7 +36,7 @@ _READY_S = 240.0
 _ROUTED_S = 90.0
 
 
-class Replicas:
+class Replicas(Field):
     """A name server, a client, and replicas of brokers; see the classes below.
 
     Attributes:
@@ -71,6 +71,13 @@ class Replicas:
         self.replicas[host] = replica
         return replica
 
+    def _start_pairs(self, role, **settings):
+        """Start two brokers with a slave each."""
+        for name in ("broker-a", "broker-b"):
+            self._replica(name, name, brokerRole=role, **settings)
+            self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **settings)
+        self.await_masters("broker-a", "broker-b")
+
     @property
     def witness_at(self):
         return self.name_server
@@ -78,11 +85,6 @@ class Replicas:
     def close(self):
         for node in (*self.replicas.values(), self._server):
             node.kill()
-
-    def make_topic(self, topic):
-        with Admin(nameServer=self.name_server, timeout_s=60.0) as tool:
-            tool.create_topic(topic, queues=4)
-        self.await_routes(topic)
 
     def await_routes(self, topic):
         """Wait until all masters are in the route."""
@@ -123,6 +125,10 @@ class Replicas:
 
     # --- faults -----------------------------------------------------------------------------
 
+    def thaw(self):
+        for replica in self.replicas.values():
+            replica.thaw()
+
     def kill_master(self, name="broker-a"):
         address = self.masters()[name]
         self._dead = next(
@@ -160,12 +166,7 @@ class Slaves(Replicas):
     """two SYNC_MASTERs with a slave each, two copies of each message"""
 
     def _start(self):
-        for letter in "ab":
-            name = f"broker-{letter}"
-            both = {"inSyncReplicas": "2", "slaveTimeout": "500"}
-            self._replica(name, name, brokerRole="SYNC_MASTER", **both)
-            self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **both)
-        self.await_masters("broker-a", "broker-b")
+        self._start_pairs("SYNC_MASTER", inSyncReplicas="2", slaveTimeout="500")
         until(self._copied, _READY_S, 0.2, "the slaves do not follow")
 
     def _copied(self):
@@ -175,10 +176,6 @@ class Slaves(Replicas):
     def freeze(self):
         for name in ("broker-a-slave", "broker-b-slave"):
             self.replicas[name].freeze()
-
-    def thaw(self):
-        for name in ("broker-a-slave", "broker-b-slave"):
-            self.replicas[name].thaw()
 
     def kill_slave(self):
         self.replicas["broker-a-slave"].kill()
@@ -237,10 +234,6 @@ class Controlled(Replicas):
     def freeze(self):
         self._slave().freeze()
 
-    def thaw(self):
-        for replica in self.replicas.values():
-            replica.thaw()
-
 
 class Acting(Replicas):
     """slaves that act for a dead master (enableSlaveActingMaster), two brokers"""
@@ -249,11 +242,7 @@ class Acting(Replicas):
         return super()._start_name_server(supportActingMaster="true")
 
     def _start(self):
-        for letter in "ab":
-            name, acts = f"broker-{letter}", {"enableSlaveActingMaster": "true"}
-            self._replica(name, name, brokerRole="ASYNC_MASTER", **acts)
-            self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **acts)
-        self.await_masters("broker-a", "broker-b")
+        self._start_pairs("ASYNC_MASTER", enableSlaveActingMaster="true")
 
     def kill_master(self, name="broker-a"):
         self.replicas[name].kill()

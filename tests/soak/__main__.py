@@ -16,7 +16,7 @@ from tests.hosts import replication, world
 from tests.java_client import fetch_generations
 from tests.jvms import fetch_packages
 from tests.soak import page
-from tests.soak.run import Soak, Terms
+from tests.soak.run import Soak
 
 _INSIDE = "--inside"
 
@@ -48,10 +48,9 @@ def main():
                     f"{path}: hosts have a /tmp and a /run of their own, which end with them"
                 )
         return _in_session(["--seed", str(args.seed)])
-    seconds = (args.minutes * 60) if args.minutes else args.hours * 3600
-    terms = Terms(seconds, args.seed, args.rate, args.out, args.samples)
+    args.seconds = (args.minutes * 60) if args.minutes else args.hours * 3600
     with tempfile.TemporaryDirectory(prefix="rocket-sink-soak-") as folder:
-        soak = Soak(Path(folder), terms)
+        soak = Soak(Path(folder), args)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: soak.stop())
         return int(bool(soak.play()["broken"]))

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.producer.admin.admin import Admin
@@ -37,19 +36,9 @@ _QUIET_S = (20.0, 50.0)
 _MAINTENANCE_S = 400.0
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The terms of a soak, from the command line."""
-
-    seconds: float
-    seed: int
-    rate: int
-    out: Path
-    samples: Path | None = None
-
-
 class Soak:
-    """A soak: call `play` once; `stop`, from a signal handler, ends it early and in order."""
+    """A soak: call `play` once; `stop`, from a signal handler, ends it early and in order. Its
+    terms are the arguments of the command line: seconds, seed, rate, out, samples."""
 
     def __init__(self, folder, terms):
         self._folder, self._terms = folder, terms
