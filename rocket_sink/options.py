@@ -176,6 +176,11 @@ class SinkOptions:
         return int(self.create_topic.partition(":")[2] or 4)
 
     @property
+    def full_topic(self) -> str:
+        """The option's topic with its namespace of either kind, by which notes know it."""
+        return with_namespace(self.namespace or self.namespace_v2, self.topic)
+
+    @property
     def packs_json(self) -> bool:
         """Whether a row's body is a JSON object of its columns."""
         return self.body_format != "column"

@@ -47,7 +47,6 @@ from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
-from rocket_sink.message_rules import with_namespace
 from rocket_sink.net.resolve import resolved
 from rocket_sink.options import SinkOptions
 
@@ -440,8 +439,7 @@ def begin_batch(options: SinkOptions, run: str, facts: Mapping[str, str]) -> Nam
     store, file = NoteStore(place, _BATCHES), folder_part(name)
     query_id = "/".join(filter(None, (options.app_id, options.batch_id, run)))
     body = f"bodyFormat={options.body_format}, {options.columns}"
-    topic = with_namespace(options.namespace, options.topic)
-    facts = {"topic": topic, "body": body, "delivery": options.delivery, **facts}
+    facts = {"topic": options.full_topic, "body": body, "delivery": options.delivery, **facts}
     servers = sorted({*options.name_servers, *resolved(options.name_servers)})
     own = {"name": name, "query_id": query_id, "facts": facts, "summary": {}, "servers": servers}
     where = store.where(file)

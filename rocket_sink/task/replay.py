@@ -64,8 +64,8 @@ _OTHER_CLUSTER: Final = (
     "another cluster the earlier attempt's messages are not found, so all rows are sent to this "
     "one. The rows of the epoch count as possible duplicates"
 )
-_WRITING: Final = ("body_format", "columns", "namespace")
-"""Options by which a row becomes a message."""
+_WRITING: Final = ("body_format", "columns", "namespace", "namespace_v2")
+"""Options by which a row becomes a message of a topic."""
 _FIRST_IDS: Final = 8
 _ANY_TIME: PriorAttempts = PriorAttempts(0, {})
 _LOG: Final = log.logger(__name__)

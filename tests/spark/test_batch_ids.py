@@ -151,6 +151,7 @@ def test_another_frame_is_refused(world):
         (world.frame().selectExpr("body", "body AS tags"), {}, "columns was struct<body:str"),
         (world.frame(), {"topic": "other"}, "topic was t, and is other"),
         (world.frame(), {"namespace": "n"}, "topic was t, and is n%t"),
+        (world.frame(), {"namespaceV2": "n"}, "topic was t, and is n%t"),
         (world.frame(), {"columns": "keys=body"}, r"body was .*, \(\), and is .*'keys'"),
         (world.frame(), {"delivery": "effectively_once"}, "delivery was at_least_once, and is eff"),
     ):

@@ -341,8 +341,9 @@ class TestOtherIds:
         with pytest.raises(CheckpointError, match=r"zone was UTC, is Tokyo.*replayCheck=never"):
             world.run(RESTART, settings=IdFacts(written_by={"zone": "Tokyo"}))
         world.cluster.create_topic("n%t")
-        with pytest.raises(CheckpointError, match="was column, is json_nulls, namespace"):
-            world.run(RESTART, settings=utc, bodyFormat="json_nulls", namespace="n")
+        for kind, name in (("namespace", "namespace"), ("namespaceV2", "namespace_v2")):
+            with pytest.raises(CheckpointError, match=f"was column, is json_nulls, {name} was not"):
+                world.run(RESTART, settings=utc, bodyFormat="json_nulls", **{kind: "n"})
         summary = world.run(RESTART, settings=utc)
         assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
         world.check()

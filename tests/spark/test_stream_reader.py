@@ -255,6 +255,12 @@ def test_a_namespace_is_part_of_topic_checkpoint_and_group(cluster, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         stream.commit(start)
     note.assert_called_once_with(MessageQueue("space%t", "broker-a", 0), "space%g", 0)
+    by_header = reader(cluster, namespaceV2="space", consumerGroup="g")
+    begin = by_header.initialOffset()
+    with pytest.raises(ZeroDivisionError):
+        by_header.commit(begin)
+    assert list(begin) == list(start)
+    assert note.call_args.args == (MessageQueue("t", "broker-a", 0), "g", 0)
     with pytest.raises(ConfigurationError, match="is of the topic t, and this query reads space%t"):
         stream.latestOffset(ZERO, ALL)
 

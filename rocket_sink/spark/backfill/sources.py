@@ -49,7 +49,6 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
-from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import json_body, plan_of, quoted
 from rocket_sink.spark.session_checks import session_setting
@@ -266,8 +265,9 @@ class Table:
     @property
     def _place(self) -> str:
         """The table's name, and the topic with its namespace or the namespace of rows' topics."""
-        topic = with_namespace(self.options.namespace, self.options.topic)
-        return f"{self.name}\n{topic or self.options.namespace + '%'}"
+        options = self.options
+        place = options.full_topic or f"{options.namespace or options.namespace_v2}%"
+        return f"{self.name}\n{place}"
 
     @property
     def _note(self) -> str:

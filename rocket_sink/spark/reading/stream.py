@@ -98,7 +98,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A start that is given by time is for the first epoch only: a later start of the query may
         # give another, and reads on from the checkpoint.
         self._batch = MessageReader(replace(asked, start_timestamp=-1), self.options)
-        self._topic = with_namespace(self.options.namespace, self.options.topic)
+        self._topic = self.options.full_topic
 
     def initialOffset(self) -> dict[str, Offsets]:  # noqa: N802 (Spark's names)
         if self._first is None:
@@ -241,7 +241,8 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _queue(self, name: str) -> MessageQueue:
         broker, _, number = name.rpartition(":")
-        return MessageQueue(self._topic, broker, int(number))
+        topic = with_namespace(self.options.namespace, self.options.topic)
+        return MessageQueue(topic, broker, int(number))
 
     def _look(self, begins: Offsets, *, is_whole: bool = True) -> Offsets:
         """Return the ends of all queues. Queues of a broker that is away keep their offsets, so

@@ -311,9 +311,10 @@ class TestTables:
         plan, sent = desk.run(again)
         assert (plan.pending, sent.resent) == (2, 2)
         assert len(desk.bodies()) == 66
-        elsewhere = replace(again, options=again.options.with_(namespace="n"))
-        work = Backfill(desk.spark, elsewhere.options, Selection(), elsewhere)
-        assert work.plan().pending == 66, "the topic of another namespace is another topic"
+        for kind in ("namespace", "namespaceV2"):
+            elsewhere = replace(again, options=again.options.with_(**{kind: "n"}))
+            work = Backfill(desk.spark, elsewhere.options, Selection(), elsewhere)
+            assert work.plan().pending == 66, "the topic of another namespace is another topic"
 
     def test_what_a_killed_backfill_sent_is_found(self, desk):
         source = desk.table([(f"{n}", "k", n) for n in range(5)])
