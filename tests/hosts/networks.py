@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.hosts import nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Field, Run, judged, run_command
+from tests.hosts.play import PATIENT, SHORT_PAUSES, Case, Field, Run, judged, run_command
 
 RESULTS = Path("conf/networks.json")
 PAGE = Path("docs/networks.md")
@@ -124,49 +124,17 @@ CASES = (
 )  # fmt: skip
 
 
-_HEAD = """# Bad networks
-
-Two brokers, two name servers and a client on hosts of their own (network namespaces);
-RocketMQ {version}. Six senders send at once and steadily: `Producer` synchronously,
-asynchronously, in batches and with a rate limit, and streams of the lanes foreach and
-`format("rocketmq")`. After some seconds the fault begins; it takes 15 s (where the name servers
-are gone: 60 s), and they go on. Options are the defaults, but for those that a case names. What is
-stored is what the official Java client reads afterwards. Made by `python -m tests.hosts.networks`,
-which runs it all again; do not edit.
-
-- **pause**: longest time between two messages that the brokers stored, from the fault's beginning
-  to the end of sending. A stream stores an epoch at a time, and pauses without any fault, too.
-- **failed**: messages that ended with an error, or rows that became dead letters.
-- **lost**: acknowledged, and not stored.
-- **announced**: messages that may be doubled by what the sender was told (`maybe_duplicate`, an
-  unknown outcome, the ledger's `duplicates_possible`); **doubled**: those that are;
-  **in silence**: those that are and were not announced.
-
-In every case nothing is lost, nothing is doubled in silence, nothing is stored that was reported as
-not stored, the ledgers' accounts add up, and no row becomes a dead letter. "Nothing fails" is for
-`Producer`, too; it may fail where no broker can be reached, or where both are slow of a sudden:
-TCP's windows then let through less than comes in. A short pause is at most {producer:g} s of
-`Producer` (a third of `sendMsgTimeout`, which is the first attempt's share, and the next one), and
-{lanes:g} s of a stream (a third of `deliveryTimeoutMs`, and an epoch).
-
-"""
-
-
-def page(results):
-    """Return the text of docs/networks.md."""
+def write_page():
+    """Write the tables of the page from the stored results, without a run."""
+    results = judged(RESULTS, CASES)
     limits = {
         "covered": "nothing fails, short pause", "open": "nothing fails",
         "may_fail": "`Producer` may fail",
     }  # fmt: skip
-    seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
-    head = _HEAD.format(version=results["version"], **seconds)
     table = tables.verdicts(results["cases"], limits)
-    return f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'])}"
-
-
-def write_page():
-    """Write the page from the stored results, without a run."""
-    PAGE.write_text(page(judged(RESULTS, CASES)))
+    head = f"RocketMQ {results['version']}. {SHORT_PAUSES}"
+    text = f"{head}\n\n{table}\n## By mode\n\n{tables.modes(results['cases'])}"
+    tables.write_parts(PAGE, {"networks": text})
 
 
 def play(cases, say, options):

@@ -24,6 +24,10 @@ PAUSE_LIMIT_MS = {"lanes": 13_000, "producer": 2000}
 
 A lane's first attempt at a silent broker takes a third of `deliveryTimeoutMs`, 10 s; a send's takes
 a third of `sendMsgTimeout`, 1 s. Epochs take some seconds."""
+SHORT_PAUSES = (
+    f"A short pause is at most {PAUSE_LIMIT_MS['producer'] // 1000} s of `Producer`, "
+    f"{PAUSE_LIMIT_MS['lanes'] // 1000} s of a stream."
+)
 BACK_LIMIT_MS = 2000
 """The longest time from a new master in the route to the first stored message."""
 

@@ -9,7 +9,6 @@ Each replica has a host of its own. Results are stored in conf/clusters.json.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -20,10 +19,8 @@ from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
-from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Field, Run, judged, run_command
-from tests.hosts.standalone import page as standalone
+from tests.hosts.play import BACK_LIMIT_MS, SHORT_PAUSES, Case, Field, Run, judged, run_command
 from tests.producer.waiting import until
-from tests.soak import page as soak
 
 RESULTS = Path("conf/clusters.json")
 PAGE = Path("docs/clusters.md")
@@ -336,47 +333,19 @@ LAYOUTS = {
 }  # fmt: skip
 CASES = [case for cases in LAYOUTS.values() for case in cases]
 
-_HEAD = """# Replicated clusters
-
-Each replica, the name server and the senders are on hosts of their own (network namespaces);
-RocketMQ {version}, DLedger that of 4.9.7. The senders are `Producer` synchronously, asynchronously,
-in batches, with a rate limit and in strict order by key, and streams of the lanes foreach and
-`format("rocketmq")`, in strict order, too, where a master dies. They send at once and steadily;
-after some seconds the fault begins. What is stored is what the official Java client reads
-afterwards. Made by `python -m tests.hosts.replication`, which runs it all again; do not edit.
-
-- **pause**: longest time between two messages that the brokers stored. Where a master dies most of
-  it is the cluster's, until the route has the next one; **on again**: from that moment to the
-  first message of the sender that is stored.
-- **failed**, **lost**, **announced**, **doubled**, **in silence**: as in [bad
-  networks](networks.md).
-- **degraded**: messages that were acknowledged as stored by the master alone.
-
-In every case nothing is lost, fails, or is doubled in silence, keys keep their order, and the
-ledgers' accounts add up. Where a master dies every sender goes on {back:g} s after the route has
-the next one, at the latest. Where a replica does not answer, results, ledger and report say so. A
-short pause is at most {producer:g} s of `Producer`, {lanes:g} s of a stream.
-
-"""
-
-
-def page(results):
-    """Return the text of docs/clusters.md."""
-    limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
-    seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
-    head = _HEAD.format(version=results["version"], back=BACK_LIMIT_MS / 1000, **seconds)
-    more = {"back_ms": "on again s", "degraded": "degraded"}
-    table = tables.verdicts(results["cases"], limits, more)
-    text = f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'], more)}"
-    for part in (standalone, soak):
-        if part.RESULTS.exists():
-            text += part.section(json.loads(part.RESULTS.read_text()))
-    return text
-
 
 def write_page():
-    """Write the page from the stored results, without a run."""
-    PAGE.write_text(page(judged(RESULTS, CASES)))
+    """Write the tables of the page from the stored results, without a run."""
+    results = judged(RESULTS, CASES)
+    limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
+    more = {"back_ms": "on again s", "degraded": "degraded"}
+    table = tables.verdicts(results["cases"], limits, more)
+    head = (
+        f"RocketMQ {results['version']}. Where a master dies every sender goes on "
+        f"{BACK_LIMIT_MS / 1000:g} s after the route has the next one, at the latest. "
+    )
+    text = f"{head}{SHORT_PAUSES}\n\n{table}\n## By mode\n\n{tables.modes(results['cases'], more)}"
+    tables.write_parts(PAGE, {"replication": text})
 
 
 def play(cases, say, options):

@@ -1,4 +1,4 @@
-"""Results of runs, stored as JSON and shown as Markdown."""
+"""Results of runs, stored as JSON and shown as Markdown on pages that people write."""
 
 import json
 
@@ -19,6 +19,23 @@ def store(path, results, *, whole):
         new = {case["name"]: case for case in cases}
         cases = [new.pop(case["name"], case) for case in older] + list(new.values())
     path.write_text(json.dumps({**results, "cases": cases}, indent=1) + "\n")
+
+
+def with_part(page, name, text):
+    """Return the text of a page with another part between the marks of this name."""
+    before, begin, rest = page.partition(f"<!-- {name}: made by ")
+    made_by, _, rest = rest.partition("-->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    assert begin and end, f"the page has no marks of {name}"
+    return f"{before}{begin}{made_by}-->\n{text}{end}{after}"
+
+
+def write_parts(page, parts):
+    """Replace parts of a page: {name: text}."""
+    text = page.read_text()
+    for name, part in parts.items():
+        text = with_part(text, name, part)
+    page.write_text(text)
 
 
 def figures(row):

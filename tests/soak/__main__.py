@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.hosts import replication, world
+from tests.hosts import world
 from tests.java_client import fetch_generations
 from tests.jvms import fetch_packages
 from tests.soak import page
@@ -35,7 +35,7 @@ def main():
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.page:
-        replication.write_page()
+        page.write_page()
         return 0
     if not args.inside:
         fetch_generations()

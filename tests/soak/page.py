@@ -1,44 +1,31 @@
 """The soak's part of docs/clusters.md."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
 from tests.hosts import tables
 
 RESULTS = Path("conf/soak.json")
+PAGE = Path("docs/clusters.md")
 
-_SECTION = """
-## Hours under random faults
-
-Streams of three lanes for {duration}, {rate:.0f} rows/s in all, on hosts of their own; Spark with
-two executors and RocketMQ {version} with two brokers. Faults are drawn from a seed, with quiet
-between them: brokers killed and frozen, packets dropped, delayed and lost, Python workers,
-executors and drivers killed; a driver is started again from its checkpoint. Half way through,
-`rocket-sink ledger optimize` and `vacuum` run beside the streams. All that is stored is read by the
-official Java client. Made by `python -m tests.soak` (seed {seed}, {ended}).
-
-Faults: {faults}. The lanes were up to date again {back} after a fault's end.
-
-{verdict}
-
-**announced**: rows that the ledger says may be stored twice. Of an epoch that was sent again it
-names the places of both copies; **in silence** are copies that it neither names nor announces.
+_HEAD = """{duration}, {rate:.0f} rows/s in all, RocketMQ {version}, seed {seed}, {ended}.
+Faults: {faults}.
+The lanes were up to date again {back} after a fault's end. {verdict}
 
 """
-_FLAT = """
-Memory, threads and files, sampled every {every:g} s; **first** and **last** are means of the first
-and last fifth. Growth is the rise over the run of a line through the lives of a kind's processes,
-their first three minutes left out; it may be 15 % of the mean, or a floor. The table's own files
-may grow: the ledger keeps all rows, and keeps files that were merged for two days.
 
-"""
+
+def write_page():
+    """Write the part of the page from the stored results, without a run."""
+    tables.write_parts(PAGE, {"soak": section(json.loads(RESULTS.read_text()))})
 
 
 def section(results):
-    """Return the section as Markdown."""
+    """Return the results as Markdown."""
     faults = Counter(fault["kind"] for fault in results["faults"])
     backs = [fault["back_s"] for fault in results["faults"] if fault["back_s"] is not None]
-    head = _SECTION.format(
+    head = _HEAD.format(
         duration=_duration(results["elapsed_s"]), rate=results["rate"],
         version=results["version"], seed=results["seed"], ended=results["ended"],
         faults=", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())) or "none",
@@ -67,7 +54,7 @@ def section(results):
         head
         + tables.lines(["lane", "promise", *columns.values()], lanes)
         + _failures(results["lanes"])
-        + _FLAT.format(every=results["sample_s"])
+        + f"\nMemory, threads and files, sampled every {results['sample_s']:g} s:\n\n"
         + tables.lines(["what", "measure", "first", "last", "growth", "flat"], flat)
     )
 

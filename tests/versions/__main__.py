@@ -34,6 +34,7 @@ from packaging.version import Version
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.commands.common.output import Bar, line
+from tests.hosts import tables
 from tools.setup_cfg import project
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def main(arguments=None):
     args = parser.parse_args(arguments)
     stored = {result["name"]: result for result in json.loads(RESULTS.read_text())}
     if args.page:
-        PAGE.write_text(page(stored.values()))
+        write_page(stored.values())
         return 0
     by_name = {case.name: case for case in cases()}
     if unknown := sorted(set(args.only or ()) - by_name.keys()):
@@ -105,7 +106,7 @@ def main(arguments=None):
                 if name in stored
             ]
             RESULTS.write_text(json.dumps(order, indent=1) + "\n")
-            PAGE.write_text(page(order))
+            write_page(order)
             line(f"{case.name}: {_verdict(result)}")
             bar.advance_to(number)
     return 0 if all_held else 1
@@ -337,37 +338,19 @@ def _verdict(result):
     return f"failed: {result['note']}"
 
 
-_HEAD = """# Versions that work together
+def write_page(results):
+    """Write the tables of the page, one for each kind of cases."""
+    parts = dict.fromkeys(("pip", "there", "spark", "python", "rocketmq"), _TABLE)
+    for result in results:
+        versions = [result[name] for name in ("python", "pyspark", "delta", "rocketmq")]
+        cells = [*versions, _verdict(result), result["at"]]
+        parts[result["name"].partition("-")[0]] += f"| {' | '.join(cells)} |\n"
+    tables.write_parts(PAGE, parts)
 
-Made by `python -m tests.versions`, which runs tests on each of these. `pip install` takes a pair
-of pyspark and delta-spark that works, or refuses.
-"""
-_TABLE = """
-| Python | pyspark | delta-spark | RocketMQ | result | date |
+
+_TABLE = """| Python | pyspark | delta-spark | RocketMQ | result | date |
 |---|---|---|---|---|---|
 """
-_THERE = """`pip install rocket-sink[fast]` into an environment with this pyspark, pyarrow and
-pandas changes none of its files. Then all five lanes send and keep a ledger, in a plain session
-without Delta's jars; each lane counts as a test."""
-_PARTS = {
-    "pip": ("What pip takes", "With a pyspark that is wanted or there: the Delta beside it."),
-    "there": ("A Spark that is there", _THERE),
-    "spark": ("Spark and Delta", "All lanes, the ledger's fold and appends, the source by name."),
-    "python": ("Python", "All tests that start no Java."),
-    "rocketmq": ("RocketMQ", "Real brokers: send modes, faults, groups, accounts, transactions."),
-}
-
-
-def page(results):
-    """Return the page of the docs."""
-    text = _HEAD
-    for prefix, (title, about) in _PARTS.items():
-        chosen = [result for result in results if result["name"].startswith(f"{prefix}-")]
-        text += f"\n## {title}\n\n{about}\n{_TABLE}" if chosen else ""
-        for result in chosen:
-            versions = [result[name] for name in ("python", "pyspark", "delta", "rocketmq")]
-            text += f"| {' | '.join(versions)} | {_verdict(result)} | {result['at']} |\n"
-    return text
 
 
 if __name__ == "__main__":

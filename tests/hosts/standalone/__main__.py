@@ -3,7 +3,6 @@
 from contextlib import closing
 from types import SimpleNamespace
 
-from tests.hosts import replication
 from tests.hosts.bed import Bed
 from tests.hosts.play import run_command
 from tests.hosts.standalone import __doc__ as about
@@ -48,6 +47,6 @@ if __name__ == "__main__":
     raise SystemExit(
         run_command(
             "tests.hosts.standalone", about, (*play.CASES, *_ALONE), play.SHORT, _play,
-            page.RESULTS, replication.write_page, _prepare,
+            page.RESULTS, page.write_page, _prepare,
         )
     )  # fmt: skip
