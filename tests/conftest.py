@@ -49,6 +49,8 @@ if _SEED == "random":
     _SEED = os.environ["PYTHONHASHSEED"] = str(secrets.randbelow(2**32))
 
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_args())
+# Clients of S3 ask the metadata service of a machine in a cloud, and tests send to loopback only.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 _STATE = tempfile.TemporaryDirectory(prefix="rocket-sink-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
