@@ -3,7 +3,6 @@
 Arguments: name server, folder, disk:lane ... Each executor's Java runs in a mount namespace, in
 which `<folder>/<disk>` is, by the name of the disk,
 
-    shared     the driver's
     own        empty
     readonly   the driver's, read-only
     spool      the driver's, and only the first executor shares the ledger's spool
@@ -40,7 +39,7 @@ PARTS = 4
 HALF_BAD = [None if number % 2 else f"{number:06d}" for number in range(ROWS)]
 """Bodies of rows; brokers refuse every other one."""
 
-DISKS = ("shared", "own", "readonly", "spool")
+DISKS = ("own", "readonly", "spool")
 _MOUNT = """set -e
 mount -t tmpfs none "$BASE/own"
 mount --bind "$BASE/readonly" "$BASE/readonly"
@@ -111,8 +110,7 @@ def main(name_server, folder, *cases):
                 until(lambda: any("lacks" in line for line in heard.lines), 120, 0.1)
         result = {"disk": disk, "lane": name, "error": error, "log": heard.lines}
         print(json.dumps(result), flush=True)
-    for disk in ("shared", "spool"):
-        Ledger(folder / disk / "ledger").sync(spark)
+    Ledger(folder / "spool" / "ledger").sync(spark)
     spark.stop()
 
 

@@ -6,7 +6,6 @@ The long forms need pip install "pyspark[connect,pipelines]".
 
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ import pyspark
 import pytest
 
 from rocket_sink.java import find_java
-from rocket_sink.spark.session_checks import FORMAT
 from tests.clusters import scripted_cluster
-from tests.integration.test_spark_submit import ROOT, environment
+from tests.integration.test_spark_submit import environment
 from tests.java_client import FOLDER, GENERATIONS, java_command
 
 FRAMES_AND_SQL = """
@@ -96,13 +94,6 @@ def rows_folder(tmp_path):
 
 def wanted(*kinds):
     return sorted(f"{kind} {number}" for kind in kinds for number in range(10))
-
-
-def test_the_name_that_spark_looks_for():
-    import pyspark_rocketmq
-
-    assert pyspark_rocketmq.DefaultSource.name() == FORMAT
-    assert "pyspark_rocketmq" in {module.name for module in pkgutil.iter_modules([str(ROOT)])}
 
 
 @pytest.mark.spark

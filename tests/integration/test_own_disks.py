@@ -26,7 +26,7 @@ ROWS = 400
 
 
 CASES = {
-    "spool": ("foreach", "source_batch"), "shared": ("foreach", "source_batch"),
+    "spool": ("foreach", "source_batch"),
     "own": (*EVERY, "fold", "large_fold", "handed"), "readonly": EVERY,
 }  # fmt: skip
 """The disks of `own_disks.py`, and the lanes that use their ledgers.
@@ -99,17 +99,6 @@ def test_nothing_is_sent_by_tasks_that_cannot_write(played):
         words = "Read-only file system", "let the users of driver and executors write"
         assert all(text in result["error"] for text in words), (lane, result)
         assert not played.stored("readonly", lane), lane
-
-
-def test_executors_that_share_the_disk_pass(played):
-    results = played.of("shared")
-    lines = [line for result in results.values() for line in result["log"]]
-    assert not any(result["error"] for result in results.values()), results
-    assert all("200 of 400 rows" in line and "were not delivered" in line for line in lines), lines
-    assert all(played.stored("shared", lane) == ROWS // 2 for lane in results)
-    shared = played.epochs("shared")
-    sums = [(e.rows_in, e.acked, e.dead, e.missing_rows) for e in shared]
-    assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(results)
 
 
 def test_rows_that_went_to_another_spool_are_an_error(played):

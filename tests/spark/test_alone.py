@@ -17,6 +17,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import BETWEEN_IDS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
+from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.spark import console, context, lineage, packs, plans, session_checks
 from rocket_sink.spark.backfill.sources import Selection
 from rocket_sink.spark.decided_epoch import commit_log_offsets, read_halves
@@ -24,10 +25,6 @@ from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.runs import Runs
 
 LEDGER = "/data/it's a ledger"
-
-
-def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
 
 
 # --- lines for users ---------------------------------------------------------------------------
@@ -52,7 +49,7 @@ def test_a_start_names_topic_and_ledger(caplog, options, topic, ledger):
     caplog.set_level("INFO")
     console.say_start(SinkOptions.parse(options), "foreach", "q")
     sends = f"the query q sends to {topic} by foreach, delivery at_least_once, ledger {ledger}"
-    assert texts(caplog) == [sends]
+    assert caplog.messages == [sends]
 
 
 COUNTS = {"rows_in": 5000, "acked": 4990, "degraded": 2, "unknown": 1, "filtered": 4, "dead": 3}
@@ -69,7 +66,7 @@ ALL = (
 def test_an_end_has_the_counts_that_are_not_zero(caplog, counts, ledger, line):
     caplog.set_level("INFO")
     console.say_end("the write w", Counter(counts), ledger, "; cut")
-    assert texts(caplog) == [f"the write w ended: {line}; cut; ledger {ledger or 'none'}"]
+    assert caplog.messages == [f"the write w ended: {line}; cut; ledger {ledger or 'none'}"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_losses_name_the_command_that_shows_them(caplog, dead, unknown, error, l
     console.warn_of_losses("w", counts, LEDGER)
     show = f"rocket-sink ledger show dead-letters --ledger {shlex.quote(LEDGER)}"
     begin = f"{dead + unknown} of 5,000 rows of w were not delivered"
-    assert texts(caplog) == ([f"{begin}: {line}. See: {show}"] if line else [])
+    assert caplog.messages == ([f"{begin}: {line}. See: {show}"] if line else [])
 
 
 @pytest.mark.parametrize("ordering", ["none", "strict", "best_effort"])
@@ -95,9 +92,9 @@ def test_order_and_delays_are_warned_of_once(caplog, ordering):
         console.warn_of_delays(SinkOptions.parse(ordering=ordering, topic="t"), plan)
     none: Any = SimpleNamespace(source=lambda name: None)
     console.warn_of_delays(SinkOptions.parse(ordering="strict"), none)
-    assert len(texts(caplog)) == (ordering != "none")
+    assert len(caplog.messages) == (ordering != "none")
     assert all(
-        f"ordering={ordering} " in t and "(delay_level and delay_ms)" in t for t in texts(caplog)
+        f"ordering={ordering} " in t and "(delay_level and delay_ms)" in t for t in caplog.messages
     )
 
 
@@ -164,7 +161,7 @@ def test_the_end_of_a_run(caplog, tmp_path, runs, rows, is_read, error, begun, i
         runs.end("r1", error)
     runs.ends.clear()
     runs.say_ends(["gone", "r1"], [ledger], is_folded=is_folded)
-    lines = texts(caplog)
+    lines = caplog.messages
     assert (len(lines), lines[0].startswith(line or "") if lines else None) == (
         (0, None) if line is None else (1, True)
     )
@@ -176,7 +173,7 @@ def test_losses_are_those_of_known_runs(caplog, runs):
     runs.name_sink("r1", "job")
     counts = {**COUNTS, "first_error": ""}
     runs.warn_of_losses({("r1", 7): counts, ("other", 7): counts}, LEDGER)
-    [text] = texts(caplog)
+    [text] = caplog.messages
     assert "4 of 5,000 rows of epoch 7 of the query job were not" in text
 
 
@@ -459,8 +456,51 @@ def test_harmful_settings_are_warned_of_once(caplog, settings, words):
         session_checks.warn_of_settings(
             Settings(**{k.replace(".", "_"): v for k, v in settings.items()})
         )
-    lines = texts(caplog)
+    lines = caplog.messages
     assert len(lines) == len(words) and all(w in t for w, t in zip(words, lines, strict=True))
+
+
+def session_of(slots):
+    """Return a session of an application with so many slots; None if Spark reports none."""
+    profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
+    scala: Any = SimpleNamespace(resourceProfileManager=lambda: profiles)
+    if slots is not None:
+        scala.maxNumConcurrentTasks = lambda profile: slots
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala), defaultParallelism=6)
+    return SimpleNamespace(_jsparkSession=object(), sparkContext=context)
+
+
+LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
+
+
+@pytest.mark.parametrize(
+    ("own", "slots", "write", "tasks"),
+    [
+        # The limit is divided over the task slots, or over the tasks of a write that has few.
+        ("", 8, {}, 8), ("", 8, {"tasks": 3}, 3), ("", 8, {"tasks": 300}, 8),
+        # If Spark does not tell its slots, its parallelism stands in.
+        ("", None, {}, 6), ("", 0, {}, 6),
+        # The user's number wins.
+        ("2", 8, {}, 2),
+    ],
+)  # fmt: skip
+def test_a_limit_is_divided(own, slots, write, tasks):
+    given = LIMIT.with_(rateTasks=own) if own else LIMIT
+    options = session_checks.with_task_rate(given, session_of(slots), **write)
+    assert options.rate_tasks == tasks
+    assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
+
+
+def test_without_a_limit_nobody_is_asked():
+    options = SinkOptions()
+    assert session_checks.with_task_rate(options, None) is options
+
+
+@pytest.mark.parametrize("slots", [0, None])
+def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatch):
+    monkeypatch.setattr(session_checks, "active_session", lambda: None)
+    with pytest.raises(errors.OptionError, match="rateTasks"):
+        session_checks.with_task_rate(LIMIT, slots=slots)
 
 
 def test_sparks_own_options_are_left_out():

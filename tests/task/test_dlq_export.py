@@ -9,18 +9,18 @@ from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.task import dlq_export
-from rocket_sink.testing import FakeCluster
+from tests.clusters import scripted_cluster
+
+cluster = scripted_cluster(1, **{"%DLQ%g": 1})
 
 
-def test_what_was_read_before_an_error_is_left_to_the_fold(tmp_path, monkeypatch):
+def test_what_was_read_before_an_error_is_left_to_the_fold(cluster, tmp_path, monkeypatch):
     """The fold takes them while this process lives on; a second export gives the same letters."""
     monkeypatch.setattr(dlq_export, "_ROWS", 1)
-    with FakeCluster(brokers=1) as cluster:
-        cluster.create_topic("%DLQ%g", 1)
-        with Producer(nameServer=cluster.name_server, producerGroup="p") as producer:
-            producer.send(Message("%DLQ%g", b"x"))
-        with Admin(nameServer=cluster.name_server) as admin:
-            (letter,) = dlq.read(admin, dlq.DlqQuery("g"))
+    with Producer(nameServer=cluster.name_server, producerGroup="p") as producer:
+        producer.send(Message("%DLQ%g", b"x"))
+    with Admin(nameServer=cluster.name_server) as admin:
+        (letter,) = dlq.read(admin, dlq.DlqQuery("g"))
 
     def cut():
         yield from (letter, letter, letter)

@@ -51,8 +51,7 @@ def hashed(request, options):
 
 def send(options, epoch):
     ctx = RunContext("q-1", "r", epoch, 0, 1, epoch, 0, worker="w:1", lane="foreach")
-    acked: int = run_task(options, ctx, {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}).acked
-    return acked
+    return run_task(options, ctx, {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}).acked
 
 
 def queues_by_key(cluster, broker):

@@ -42,17 +42,12 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def _ledger():
-    """Make a folder for the pinned queues; the ledger's rows stay in the test."""
-    return tempfile.mkdtemp(prefix="rocket-sink-test-")
-
-
 class Run:
     """A task over some tables; `letters` are the ledger's dead letters as dicts."""
 
     def __init__(self, engine, clock=time.monotonic, **options):
         self.clock = clock
-        settings = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
+        settings = {"nameServer": "n:1", "topic": "t", "ledger": tempfile.mkdtemp(), **options}
         if settings["topic"] is None:
             settings.pop("topic")
         self.options = SinkOptions.parse(settings)
@@ -398,30 +393,22 @@ class TestFailures:
         names = {*expected, *COLUMN_TYPES}
         assert {n: letter[n] for n in names} == {n: expected.get(n) for n in names}
 
-    def test_unknown_is_its_own_account(self):
-        run = (
-            Run(StubEngine(lambda r, q: errors.RequestTimeoutError("late")))
-            .feed(body=bodies(5))
-            .finish()
-        )
-        assert (run.summary.unknown, run.summary.dead, run.summary.acked) == (5, 0, 0)
-        assert {row["reason"] for row in run.letters} == {"unknown"}
-        assert all(row["maybe_duplicate"] for row in run.letters)
-
-    def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self):
-        """A batch of unknown outcome is split, and its messages then find no broker."""
-
+    @pytest.mark.parametrize(
+        ("first", "requests"),
+        [
+            (errors.RequestTimeoutError("late"), 1),
+            # This batch is split, and its messages then find no broker.
+            (errors.BrokerError("java.io.IOException"), 6),
+        ],
+    )
+    def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self, first, requests):
         def judge(request, queue):
             is_batch = request.token.message_count > 1
-            return (
-                errors.BrokerError("java.io.IOException")
-                if is_batch
-                else errors.ConnectError("refused")
-            )
+            return first if is_batch else errors.ConnectError("refused")
 
         run = Run(StubEngine(judge)).feed(body=bodies(5)).finish()
-        assert len(run.engine.requests) == 6
-        assert (run.summary.unknown, run.summary.dead) == (5, 0)
+        assert len(run.engine.requests) == requests
+        assert (run.summary.unknown, run.summary.dead, run.summary.acked) == (5, 0, 0)
         assert {(row["reason"], row["outcome"]) for row in run.letters} == {("unknown", "unknown")}
         assert all(row["maybe_duplicate"] for row in run.letters)
 
