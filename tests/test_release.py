@@ -155,11 +155,9 @@ def test_the_deprecated_latency_goes_when_the_pages_say():
     assert set(rows) == {"0.3"} and "deprecated and [goes in 0.3]" in metrics
 
 
-def test_the_stability_page_names_what_is_tested(monkeypatch):
+def test_nothing_is_overdue():
     page = public_names.STABILITY.read_text("utf-8")
     assert public_names.deprecated(page, rocket_sink.__version__) == set()
-    for words in ("Semantic Versioning", "exit code", "130", "half a year", "ledger"):
-        assert words in page, words
 
 
 def test_the_readme_has_the_sentence_that_ends_the_page_of_a_registry():

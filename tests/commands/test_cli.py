@@ -1,7 +1,6 @@
 """The command line in general: help texts, exit codes, imported modules, streams of output."""
 
 import datetime as dt
-import signal
 from unittest.mock import MagicMock
 
 import click
@@ -11,7 +10,6 @@ from pyspark.errors import PySparkException
 from rocket_sink import cli
 from rocket_sink.commands.common.base import (
     Group,
-    handle_signals,
     one_line,
     time_ms,
     time_value,
@@ -239,12 +237,3 @@ def test_an_age_is_counted_from_now(text, age):
     assert before <= since + age <= after
     whole = dt.datetime.fromtimestamp(since_ms / 1000, dt.timezone.utc)
     assert before - dt.timedelta(milliseconds=1) < whole + age <= after
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_handler_of_signals_goes_with_its_context(number):
-    seen = []
-    before = signal.getsignal(number)
-    with handle_signals(lambda signal_number, _: seen.append(signal_number)):
-        signal.raise_signal(number)
-    assert seen == [number] and signal.getsignal(number) is before

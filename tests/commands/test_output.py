@@ -85,15 +85,15 @@ def test_a_bar(is_terminal, capsys, monkeypatch):
     with Bar("send [b]", 1000, every_s=0) as bar:
         bar.advance_to(500, "half [i]")
         bar.say(long)
-        bar.advance_to(1000)
+        bar.advance_to(1000, "all [i]")
     captured = capsys.readouterr()
     assert captured.out == "" and long in captured.err
     if is_terminal:
-        assert "send [b]" in captured.err and "1000/1000" in captured.err
+        assert all(part in captured.err for part in ("send [b]", "1000/1000", "all [i]"))
     else:
         lines = captured.err.splitlines()
         assert lines[:2] == ["send [b] ...", "send [b]: 500 of 1,000 half [i]"]
-        assert lines[3] == "send [b]: 1,000 of 1,000"
+        assert lines[3] == "send [b]: 1,000 of 1,000 all [i]"
         assert re.fullmatch(r"send \[b\]: 1,000 in 0\.\d s|send .* in [1-9].*", lines[4])
 
 

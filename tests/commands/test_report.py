@@ -80,13 +80,6 @@ def test_a_missing_ledger(tmp_path, is_uri):
     assert done.err == f"rocket-sink: there is no ledger in {where}: check the path\n"
 
 
-def test_a_ledger_without_rows(tmp_path):
-    """A query that ends before its first epoch leaves the notes of its start."""
-    (tmp_path / "_notes" / "tokens").mkdir(parents=True)
-    done = report("--ledger", str(tmp_path), code=1)
-    assert done.err == f"rocket-sink: no task has written to the ledger {tmp_path} yet\n"
-
-
 @pytest.mark.parametrize("closed", ["", "_delta_log"])
 def test_a_ledger_of_another_user(ledger, closed, monkeypatch):
     """Name the folder that may not be read. Access is faked, because root may read all."""

@@ -242,6 +242,9 @@ def idle(query):
     query.status["isTriggerActive"] = False
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
 @pytest.mark.parametrize("is_submitted", [False, True])
 @pytest.mark.parametrize(
     ("later", "timeout_s", "rows"),
@@ -252,7 +255,7 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
     spark, monkeypatch, capsys, is_submitted, later, timeout_s, rows
 ):
     """Under spark-submit the signal may reach only the JVM, which has the command's handler."""
-    misc, before = spark.sparkContext._jvm.sun.misc, signal.getsignal(signal.SIGTERM)
+    misc, before = spark.sparkContext._jvm.sun.misc, [*map(signal.getsignal, STOPS)]
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
     def end(_):
@@ -260,14 +263,14 @@ def test_a_signal_ends_a_query_after_its_micro_batch(
             assert [each.args[0] for each in misc.Signal.call_args_list] == ["INT", "TERM"]
             misc.Signal.handle.call_args.args[1].handle(None)
         else:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(STOPS[timeout_s > 0])
 
     if is_submitted:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     query = Query((0, 3), end, *later)
     report, _ = run_query(query, spark, monkeypatch, stop_timeout_s=timeout_s)
     assert misc.Signal.handle.called is is_submitted
-    assert query.stop.call_count == 1 and signal.getsignal(signal.SIGTERM) is before
+    assert query.stop.call_count == 1 and [*map(signal.getsignal, STOPS)] == before
     assert spark.sparkContext.setLogLevel.call_args == call("OFF")
     assert "stopping after the current micro-batch" in capsys.readouterr().err
     assert report.rows_read == rows

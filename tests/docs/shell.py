@@ -72,14 +72,9 @@ class Shell:
                     connection, _ = self._server.accept()
                     self._answer(connection)
             output = process.stdout.read()
-        self.transcript.append(output)
-        assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{self.said}"
+        said = "\n".join([*self.transcript, output])
+        assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{said}"
         environment.update(_exported(exports))
-        return output
-
-    @property
-    def said(self):
-        return "\n".join(self.transcript)
 
     def _answer(self, connection):
         with connection:
