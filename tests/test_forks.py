@@ -23,7 +23,7 @@ from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.spark import listener, transactions
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import in_threads
-from tests.test_layers import MODULES, layer_of
+from tests.test_layers import MODULES, layer_of, nodes_of
 
 _LONGEST_S = 20.0
 """The longest time for a child; only a child that hangs uses all of it."""
@@ -252,7 +252,7 @@ def locks_in(source):
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"}
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Call)
         and getattr(node.func, "attr", getattr(node.func, "id", None)) in names
     ]

@@ -5,9 +5,9 @@ Every import counts, wherever it stands: inside functions and under TYPE_CHECKIN
 """
 
 import ast
+import functools
 import graphlib
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,10 +47,16 @@ def module_of(path):
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@functools.cache
+def nodes_of(source):
+    """Return the nodes of a source. All rules look at all modules, so they share them."""
+    return [*ast.walk(ast.parse(source))]
+
+
 def imports_of(source, module, *, is_package):
     """Return (line, absolute module or module.name) of every import in the source."""
     imports = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -131,7 +137,7 @@ def imports_from(roots, source, module, *, is_package=False):
 
 def impurities(source, module, *, is_package=False):
     wrong = imports_from(IMPURE_MODULES, source, module, is_package=is_package)
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             function = node.func
             name = getattr(function, "attr", getattr(function, "id", None))
@@ -145,15 +151,15 @@ MODULES_PER_FOLDER = 16
 """The most modules in one folder, without `__init__.py`."""
 
 
-spark_imports = partial(imports_from, ("pyspark", "py4j", "delta"))
-foreign_imports = partial(imports_from, BESIDE_THE_PACKAGE)
+spark_imports = functools.partial(imports_from, ("pyspark", "py4j", "delta"))
+foreign_imports = functools.partial(imports_from, BESIDE_THE_PACKAGE)
 """Imports of the checkout's other folders, which an installed package does not have."""
 
 
 def private_names(source):
     """Return a module's private names: of functions, classes, attributes, slots and constants."""
     names = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -177,7 +183,7 @@ FOREIGN = {"_jvm", "_jsc", "_jsparkSession", "_asdict", "_replace", "_fields"}
 def private_uses(source, module, elsewhere):
     """Return uses of private names that other modules of the package define."""
     own, wrong = private_names(source), []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rocket_sink"):
             wrong += [
                 f"{module}:{node.lineno} imports {alias.name}"
