@@ -246,6 +246,7 @@ def test_the_demo_without_its_cluster(failure, tmp_path, monkeypatch, capsys):
         "spark.sql.warehouse.dir": str(tmp_path / "checkpoint/warehouse")
     }
     if not failure:
+        assert made["Ledger"].return_value.sync_fully.call_args == call(spark)
         assert "PASSED" in shown.out and lines[-1].endswith(" s in all")
         assert made["Admin"].return_value.__enter__.return_value.await_dispatched.called
 

@@ -225,7 +225,7 @@ def test_keys_of_a_table_are_compared(cluster, tmp_path, delete):
     assert (faults["missing"], faults["twice"], faults["foreign"]) == (2, 1, 1)
 
 
-def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path):
+def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path, monkeypatch):
     ledger = store(tmp_path / "my ledger", in_order([accounts(context(), acked=1)], 1))
     write_spool(ledger, context(epoch=1), accounts(context(epoch=1), acked=1))
     done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
@@ -236,3 +236,6 @@ def test_rows_that_are_not_folded_are_by_the_advised_command(cluster, tmp_path):
     (tmp_path / "my ledger" / "_spool" / "x").parent.rename(tmp_path / "aside")
     done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
     assert done.code == 0 and "no stored message: there is nothing to verify" in done.err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = run_command("verify", "-n", cluster.name_server, "-l", ledger)
+    assert done.code == 1 and "needs DuckDB: pip install 'rocket-sink[fast]'" in done.err
