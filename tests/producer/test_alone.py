@@ -23,7 +23,7 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
 )  # fmt: skip
 from rocket_sink.producer.engine.limits import Window
-from rocket_sink.producer.engine_thread import State
+from rocket_sink.producer.engine_thread import EngineThread, State
 from rocket_sink.producer.future import OpenFutures, SendFuture
 from rocket_sink.producer.hooks import EndTransactionContext, Hooks, SendContext, SendHook
 from rocket_sink.producer.process_end import Calls
@@ -105,6 +105,9 @@ def test_a_request_of_one_message(body, fields, timed, version, is_compressed):
     for refuse in (made.single, made.batch_bytes, lambda one: list(made.batches([one]))):
         with pytest.raises(errors.MessageError, match="maxMessageSize is 1024") as caught:
             refuse(large)
+        with pytest.raises(errors.MessageError, match="the limit is") as wide:
+            refuse(Message("orders", b"x", keys=["ü" * 20_000]))
+        assert wide.value.code == "PROPERTIES_TOO_LARGE"
         facts = {"topic": "orders", "keys": ("k",), "size": 1025, "limit": 1024}
         assert caught.value.code == "BODY_TOO_LARGE" and facts.items() <= caught.value.facts.items()
 
@@ -299,6 +302,27 @@ def test_a_sender_waits_until_its_request_is_taken():
     assert not queue._blocked and RequestQueue(Engine(maxMessagesPerSecond=1)).put_if_room(
         requests[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("due_s", "is_called", "has_completions", "waits"),
+    [
+        (math.inf, False, False, [1.0, 1.0]), (NOW_S + 0.4, False, False, [0.4, 0.4]),
+        (NOW_S - 1.0, False, False, [0.0, 0.0]), (math.inf, True, False, [0.01, 0.01]),
+        (math.inf, False, True, [1.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_a_step_waits_until_something_is_due(due_s, is_called, has_completions, waits):
+    engine, limits = Engine(), []
+    engine.heartbeats, engine.has_completions = SimpleNamespace(), has_completions
+    engine.prepare = lambda longest_s: limits.append(longest_s) or longest_s
+    engine.client.wait = lambda longest_s: limits.append(longest_s) or []
+    engine.process = engine.take = lambda *ready: []
+    thread = EngineThread(engine)
+    thread.tasks.append(SimpleNamespace(run=lambda now_s: due_s))
+    thread._calls.extend([SimpleNamespace(step=lambda: None)] * is_called)
+    thread._step(1.0)
+    assert limits == pytest.approx(waits)
 
 
 @pytest.mark.parametrize("error", [errors.ConnectError("no"), ValueError("defect")])

@@ -99,23 +99,23 @@ def full(monkeypatch):
     return full
 
 
-def test_a_oneway_message_is_not_lost_when_its_broker_is_suspected(cluster, full):
+def test_a_oneway_message_is_not_lost_when_its_broker_is_suspected(cluster, make_producer, full):
     """What no byte was sent of is sent again, here to the same broker."""
-    with Producer(nameServer=cluster.name_server) as producer:
-        producer.send(Message("orders", b"first"))
-        engine, (broker,) = producer._session.engine, cluster.brokers
-        full.set()
-        with ThreadPoolExecutor(1) as threads:
-            sending = threads.submit(producer.send_oneway, Message("orders", b"oneway"))
-            channel = engine.client.peek(broker.address)
-            until(lambda: channel.write_queue)
-            producer._session.driver.call(
-                lambda: engine.flow.move_unsent(broker.name, engine.clock()) or True
-            )
-            assert not sending.done()
-            full.clear()
-            sending.result(WAIT_S)
-        producer.send(Message("orders", b"last"))
+    producer = make_producer()
+    producer.send(Message("orders", b"first"))
+    engine, (broker,) = producer._session.engine, cluster.brokers
+    full.set()
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(producer.send_oneway, Message("orders", b"oneway"))
+        channel = engine.client.peek(broker.address)
+        until(lambda: channel.write_queue)
+        producer._session.driver.call(
+            lambda: engine.flow.move_unsent(broker.name, engine.clock()) or True
+        )
+        assert not sending.done()
+        full.clear()
+        sending.result(WAIT_S)
+    producer.send(Message("orders", b"last"))
     bodies = [message.body for message in cluster.messages("orders")]
     assert bodies == [b"first", b"oneway", b"last"]
 

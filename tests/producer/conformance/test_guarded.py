@@ -11,7 +11,6 @@ from tests.producer.conformance.test_live import (  # noqa: F401 (collected here
     test_c68_the_largest_body_and_one_byte_more,
     test_c69_chinese_properties,
     test_c69_the_longest_properties_that_we_let_pass_are_stored,
-    test_c70_a_missing_queue_is_an_error_of_the_callback,
     test_c71_a_hundred_messages_in_one_batch,
     test_c73_order_per_queue,
 )

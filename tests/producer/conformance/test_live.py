@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from rocket_sink.errors import InvalidQueueError, MessageError, Outcome
-from rocket_sink.message import Message, MessageQueue
+from rocket_sink.errors import MessageError, Outcome
+from rocket_sink.message import Message
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -67,15 +67,6 @@ def test_c69_the_longest_properties_that_we_let_pass_are_stored(real, topic, pro
     producer.send(Message(topic, b"y", properties={"p": "v" * (room - 40)}, delay_level=1))
     with pytest.raises(MessageError):
         producer.send(Message(topic, b"x", properties={"p": "v" * (room + 1)}))
-
-
-def test_c70_a_missing_queue_is_an_error_of_the_callback(topic, producer):
-    ends = []
-    queue = MessageQueue(topic, "broker-a", 100)
-    future = producer.send_async(Message(topic, b"x"), lambda *end: ends.append(end), queue=queue)
-    assert isinstance(future.exception(20), InvalidQueueError)
-    producer.close()
-    assert ends == [(None, future.exception())]
 
 
 @pytest.mark.parametrize(("queue_id", "code"), [(100, 29), (-100, 0)])
