@@ -325,6 +325,24 @@ def test_a_step_waits_until_something_is_due(due_s, is_called, has_completions, 
     assert limits == pytest.approx(waits)
 
 
+def test_an_error_of_a_step_does_not_end_the_producers_thread(monkeypatch):
+    engine, steps = Engine(), []
+    engine.heartbeats = SimpleNamespace()
+    thread = EngineThread(engine)
+
+    def step(longest_s):
+        steps.append(longest_s)
+        if len(steps) == 1:
+            raise TypeError("a hook's value")
+        thread.state = State.CLOSED
+
+    monkeypatch.setattr(thread, "_step", step)
+    driving = threading.Thread(target=thread._run)
+    driving.start()
+    driving.join(60)
+    assert steps == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("error", [errors.ConnectError("no"), ValueError("defect")])
 @pytest.mark.parametrize("count", [1, GROUP_LEAST])
 def test_what_the_engine_refuses_ends_each_of_its_messages(error, count):

@@ -155,21 +155,6 @@ def test_a_request_that_cannot_be_served_does_not_end_the_producers_thread(
     assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
 
 
-def test_an_error_of_a_round_does_not_end_the_producers_thread(cluster, producer, monkeypatch):
-    assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
-    engine, raised = producer._session.engine, []
-    process = engine.process
-
-    def once(ready):
-        if not raised:
-            raised.append(True)
-            raise TypeError("a hook's value")
-        process(ready)
-
-    monkeypatch.setattr(engine, "process", once)
-    assert producer.send_async(Message("orders", b"body")).result(WAIT_S) and raised
-
-
 class Cancelled(SendHook, RpcHook):
     def after_send(self, context):
         raise asyncio.CancelledError
