@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -430,19 +429,18 @@ def test_a_manifest_that_cannot_be_read_is_named(tables, values, reason):
     broken.unlink()
 
 
-def stranger_behind(root, link):
+def stranger_behind(root, link, folder):
     """Make a foreign folder behind a link in the ledger, and return it with its files' bytes."""
-    folder = root.parent / f"stranger-{uuid.uuid4().hex}"
     victim = Path(spool(str(folder), 9700))
     target = victim.parents[1] if "spool" in link else victim.parent
     (root / link).symlink_to(target)
     return root / link, {victim: victim.read_bytes()}
 
 
-def test_a_manifest_deletes_nothing_behind_a_link(tables):
+def test_a_manifest_deletes_nothing_behind_a_link(tables, tmp_path):
     """Keep a fold from appending and deleting files outside the spool, such as any `*.arrow`."""
     before = partitions(tables)
-    link, files = stranger_behind(tables, "_spool/q-x")
+    link, files = stranger_behind(tables, "_spool/q-x", tmp_path)
     (victim,) = files
     ledger_id = ensure_table(SPARK, resolve_path(tables))
     name = f"q-x/{victim.parent.name}/{victim.name}"
@@ -473,12 +471,11 @@ def test_a_damaged_file_is_not_put_aside_elsewhere(tables, tmp_path):
     assert len(fold(SPARK, str(tables)).damaged) == 1
 
 
-def test_vacuum_deletes_nothing_behind_a_link(tables):
-    link, files = stranger_behind(tables, "kind=zzz")
-    ledger = Ledger(tables)
-    for call in (lambda: ledger.vacuum(SPARK), lambda: ledger.optimize(SPARK)):
+def test_vacuum_deletes_nothing_behind_a_link(tables, tmp_path):
+    link, files = stranger_behind(tables, "kind=zzz", tmp_path)
+    for clean_up in (Ledger(tables).vacuum, Ledger(tables).optimize):
         with pytest.raises(LedgerError, match=r"kind=zzz"):
-            call()
+            clean_up(SPARK)
     assert {path: path.read_bytes() for path in files} == files
     link.unlink()
 

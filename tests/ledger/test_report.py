@@ -32,7 +32,6 @@ from .values import accounts, attempt, confirmed, context, failure, letter, reso
 
 SPARK = session()
 """A session whose appends delta-rs commits; delta-rs and DuckDB read the ledgers."""
-PROPERTIES = pa.map_(pa.string(), pa.string())
 START_MS = 1_700_000_000_000
 
 
@@ -51,7 +50,7 @@ def ledger(tmp_path_factory):
     retried = attempt(attempt=2, rtt_ms=5.0, started_ms=START_MS + 60_000)
     refused = letter(first, reason="data", last_error_code="NULL_BODY", last_error="null")
     isolation = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
-    kept = {"keys": pa.array([["a", "b"]]), "properties": pa.array([[("x", "1")]], PROPERTIES)}
+    kept = {"keys": pa.array([["a", "b"]]), "properties": [[("x", "1")]]}
     new_ledger.append(
         SPARK,
         send_rows([*good, bad, retried], first),

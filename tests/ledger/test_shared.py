@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 
 from rocket_sink import Ledger, cli
-from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger import token as token_module
 from rocket_sink.ledger.append import table as shared
@@ -222,12 +222,6 @@ def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_p
         raise error
     assert ("backup" in str(caught.value)) == ("backup" in words)
     assert caught.value.path == f"file:{tmp_path}"
-
-
-def test_a_stopped_session_is_refused():
-    stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
-    with pytest.raises(ConfigurationError, match="was stopped"):
-        check_session(SinkOptions.parse({"nameServer": "-:1"}), stopped)
 
 
 def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(monkeypatch):

@@ -18,16 +18,13 @@ _SDK = {"3.4.1": "2.24.6", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
 """The version of Amazon's SDK with which each hadoop-aws was built."""
 _MODULES = ("s3", "s3-transfer-manager", "sts", "netty-nio-client")
 _EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
-_CREDENTIALS = "AWS_"
 
 
 def hadoop_version():
     """Return the version of the Hadoop in this Spark: hadoop-aws must have the same."""
     jars = Path(pyspark.__file__).parent / "jars"
     [name] = [jar.name for jar in jars.glob("hadoop-client-api-*.jar")]
-    match = re.fullmatch(r"hadoop-client-api-(.*)\.jar", name)
-    assert match
-    return match[1]
+    return re.fullmatch(r"hadoop-client-api-(.*)\.jar", name)[1]
 
 
 def packages():
@@ -52,7 +49,7 @@ def settings(endpoint):
 
 def s3_session(endpoint, **more):
     """Return the only session of this process; nothing in the environment tells of the store."""
-    for name in [name for name in os.environ if name.startswith(_CREDENTIALS)]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     conf = {**SMALL_PLANS, **settings(endpoint), **more}
     return build_session("rocket-sink-stores", master="local[2,2]", conf=conf, packages=packages())

@@ -3,8 +3,6 @@
 import dataclasses
 import datetime as dt
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +16,7 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import about_to_send
-from rocket_sink.ledger.records import (
-    build_rows,
-    in_flight_rows,
-    in_order,
-    replaced,
-)
+from rocket_sink.ledger.records import build_rows, in_flight_rows, in_order, replaced
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep import expire as expire_module
@@ -31,7 +24,7 @@ from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.ledger.views import reader
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
-from tests.growth import SPARK, TASKS, Growth
+from tests.growth import SPARK, Growth
 from tests.ledger.views import quick_ledger
 from tests.run_command import run_command
 
@@ -337,64 +330,3 @@ def test_the_options_know_the_ledgers_kinds():
     for wrong in ("send", "send=soon", "send=0", "letters=3d", "body=-1"):
         with pytest.raises(OptionError, match="ledgerRetention"):
             SinkOptions.parse({"ledgerRetention": wrong})
-
-
-# An expiry beside those who use the ledger: a fold, a report, a backfill, a stream of its rows.
-
-
-FOLDS = 40
-OLD = Retention({"send": 1})
-"""The age of sends at which they go: all are older, but the last two epochs keep their sends."""
-
-
-def expire_now(growth):
-    """Expire and merge; return whether nobody else rewrote the table meanwhile."""
-    quick = quick_ledger(growth.place.root)
-    done = expire(growth.place, open_table(growth.place), quick.query, OLD)
-    merge(growth.place, open_table(growth.place), everything=True)
-    return not done.busy
-
-
-def test_folds_and_reports_lose_nothing(tmp_path):
-    growth = Growth(str(tmp_path / "ledger"), 600.0)
-    growth.grow_by(3)
-    done = {"reports": 0, "expiries": 0}
-    expired = threading.Event()
-
-    def grow():
-        while growth.epochs < FOLDS or min(done.values()) < 2:
-            growth.grow()
-            if growth.epochs % 15 == 0:  # folds are seldom, and an expiry is seldom too late
-                expired.clear()
-                assert expired.wait(120), "no expiry ended"
-
-    def report():
-        """Each report adds up, and none has fewer epochs than the report before."""
-        epochs = 0
-        while not folds.done():
-            quick = quick_ledger(growth.place.root)
-            sums = "SELECT count(*) AS n, bool_and(adds_up AND confirmed) AS ok FROM epochs"
-            [row] = quick.query(sums).to_pylist()
-            assert row["ok"] and row["n"] >= epochs
-            epochs = row["n"]
-            done["reports"] += 1
-
-    def keep_expiring():
-        while not folds.done():
-            done["expiries"] += expire_now(growth)
-            expired.set()
-
-    with ThreadPoolExecutor(3) as pool:
-        folds = pool.submit(grow)
-        others = [pool.submit(report), pool.submit(keep_expiring)]
-        for thread in (folds, *others):
-            thread.result()
-    expire_now(growth)
-    rows = DeltaTable(growth.place.root).to_pyarrow_table(columns=["kind", "epoch", "partition"])
-    counts = rows.group_by(["kind", "epoch"]).aggregate([([], "count_all")]).to_pylist()
-    accounts = {r["epoch"]: r["count_all"] for r in counts if r["kind"] == "epoch"}
-    assert accounts.pop(0) == TASKS + 1
-    assert set(accounts.values()) == {TASKS + 1}
-    assert sorted(accounts) == list(range(1, growth.epochs))
-    last = [growth.epochs - 2, growth.epochs - 1]
-    assert sorted(r["epoch"] for r in counts if r["kind"] == "send") == last
