@@ -209,6 +209,9 @@ def test_least_latency_prefers_fast_idle_brokers_and_starves_none():
     assert quick["b"] > 0
     route.loads["a"].in_flight, route.loads["b"].latency_s = 10, 0.002
     assert route.names(2000)["b"] > 1900
+    route = Route({"a": 1, "b": 1, "c": 1}, "least_latency")
+    route.loads["c"].latency_s = 9.0
+    assert route.names(2000)["c"] < 60, "two different brokers are compared"
 
 
 # --- load ------------------------------------------------------------------------------------
@@ -319,7 +322,8 @@ def test_the_own_machine_room_comes_first_and_the_others_help_when_it_is_full():
 
 def test_a_route_without_brokers():
     route = Route({})
-    assert route.take() is None and route.ranking.best == []
+    assert route.take() is None and route.ranking.best == [] and not route.ranking.is_silent
+    assert Route({"a": 1}, a=SILENT).ranking.is_silent
 
 
 def test_a_user_selector_gets_all_queues_and_must_return_one():

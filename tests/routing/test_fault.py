@@ -173,7 +173,7 @@ def test_a_topic_is_isolated_on_one_broker_only():
     faults = table()
     faults.isolate_topic("orders", "a", NOW, "NO_PERMISSION")
     until_s = NOW + TOPIC_ISOLATION_MS / 1000
-    assert [*faults.events] == [Isolation("a", "NO_PERMISSION", 0.0, NOW, until_s, topic="orders")]
+    assert [*faults.events] == [Isolation("a", "NO_PERMISSION", 0.0, NOW, until_s, True, "orders")]
     assert not is_available(faults, "a", NOW, "orders")
     assert is_available(faults, "a", NOW)
     assert is_available(faults, "a", NOW, "others")

@@ -134,8 +134,10 @@ def test_default_topic_gives_no_more_than_the_read_queues():
 
 
 def test_f75_a_route_of_two_billion_queues_is_refused_without_making_them():
-    with pytest.raises(RemoteProtocolError, match="limit is 65536"):
-        TopicPublishInfo.of("t", route(QueueData("a", 1, 2**31 - 1)))
+    static = TopicRoute(mappings={"a": QueueMapping("a", 2**31 - 1, 1)})
+    for large in (route(QueueData("a", 1, 2**31 - 1)), static):
+        with pytest.raises(RemoteProtocolError, match="limit is 65536"):
+            TopicPublishInfo.of("t", large)
 
 
 def test_the_largest_route_costs_nothing():
