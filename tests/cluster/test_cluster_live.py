@@ -20,19 +20,12 @@ def stored(cluster, topic):
         return admin.count(topic)
 
 
-def processes(cluster):
-    """Return every process whose command line names the cluster's home."""
-    home = f"-Duser.home={cluster.home}/"
-    every = psutil.process_iter(["cmdline"])
-    return [process for process in every if any(
-        part.startswith(home) for part in process.info["cmdline"] or ()
-    )]  # fmt: skip
-
-
 def assert_on_loopback(cluster):
     """Check that the processes listen on the cluster's ports only, by the system's sockets."""
-    ports = []
-    for process in processes(cluster):
+    home, ports = f"-Duser.home={cluster.home}/", []
+    for process in psutil.process_iter(["cmdline"]):
+        if not any(part.startswith(home) for part in process.info["cmdline"] or ()):
+            continue
         for socket in process.net_connections("inet"):
             if socket.status == psutil.CONN_LISTEN:
                 assert socket.laddr.ip in ("127.0.0.1", "::ffff:127.0.0.1"), socket
@@ -77,14 +70,9 @@ def test_the_admin_tools_failure_is_an_error(cluster):
 @pytest.mark.slow
 def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path):
     with LocalCluster(brokers=1, home=tmp_path / "home", version="4.9.7") as first:
-        first.create_topic("old", queues=2)
-        assert first.admin("topicStatus", "-t", "old").count("broker-a") == 2
         address, home = first.name_server, first.home
         assert_on_loopback(first)
         before = stored(first, "broker-a")
-    first.stop()
-    with pytest.raises(ClusterError):
-        _ = first.name_server
     with LocalCluster(brokers=1, home=home, version="4.9.7") as second:
         assert second.name_server == address
         until(lambda: stored(second, "broker-a") > before, timeout_s=60)
