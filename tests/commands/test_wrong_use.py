@@ -19,7 +19,7 @@ from rocket_sink.text import nearest
 from tests.commands.test_cli import find, leaves, run
 from tests.run_command import Terminal
 
-WIDTHS = (60, 80, 120)
+WIDTHS = (60, 120)
 UNWRITABLE = "/dev/null/no/such/file.json"
 NOT_THERE = "/no/such/file"
 NOBODY = "127.0.0.1:1"
