@@ -12,7 +12,7 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
-from rocket_sink.testing import Answer, Delay, Drop
+from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.waiting import until
@@ -200,14 +200,6 @@ def test_closed_is_closed(cluster, producer):
     for call in (lambda: producer.fetch_publish_message_queues("orders"), producer.flush):
         with pytest.raises(errors.ProducerClosedError):
             call()
-
-
-def test_close_waits_for_what_is_in_flight(cluster, producer):
-    producer.send(Message("orders", b"warm"))
-    cluster.on_send(Delay(200), times=None)
-    futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
-    producer.close(5)
-    assert all(f.done() and f.result().outcome is Outcome.ACKED for f in futures)
 
 
 def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make_producer):

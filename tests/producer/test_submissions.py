@@ -9,8 +9,8 @@ from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullEr
 from rocket_sink.message import Message
 from rocket_sink.producer import engine_thread
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.testing import Delay, Drop
-from tests.producer.waiting import in_threads, until
+from rocket_sink.testing import Drop
+from tests.producer.waiting import in_threads
 
 BODY = b"x" * 20_000
 """A body too large to be handed over without the lock."""
@@ -53,27 +53,6 @@ def test_a_request_that_comes_when_the_thread_has_ended_is_refused(make_producer
     with pytest.raises(ProducerClosedError):
         driver.submit(SendRequest("orders", b"x"), None)
     assert not driver._queue.requests
-
-
-def test_small_messages_do_not_starve_a_large_one(cluster, make_producer):
-    producer = make_producer(maxInFlightBytes=1_000_000, sendMsgTimeout=20_000)
-    producer.send(Message("orders", b"first"))
-    over, futures = threading.Event(), []
-
-    def send_always():
-        while not over.is_set():
-            futures.append(producer.send_async(Message("orders", b"x" * 3000)))
-
-    cluster.on_send(Delay(20), times=None)
-    thread = threading.Thread(target=send_always)
-    thread.start()
-    try:
-        until(lambda: len(futures) > 200)
-        assert producer.send(Message("orders", b"y" * 900_000)).message_id
-    finally:
-        over.set()
-        thread.join(60)
-    producer.flush()
 
 
 def test_a_callback_may_send_into_a_full_window(cluster, make_producer):

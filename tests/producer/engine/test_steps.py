@@ -20,6 +20,7 @@ from rocket_sink.producer.engine.attempt import (
 )
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.dispatcher import Dispatcher
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import RequestLimits, Window, rate_limited_options
 from rocket_sink.producer.engine.request_flow import RequestFlow
 from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
@@ -461,6 +462,35 @@ def test_a_broker_that_is_too_old_is_named(least, version, advice, monkeypatch):
         dispatcher(world, **parts).send(attempt, NOW_S)
     facts = caught.value.facts
     assert (facts["topic"], facts["broker_name"], facts["broker_address"]) == ("t", "a", "a:1")
+
+
+GONE = errors.NoRouteError("gone")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unresolvable", "is_fetching", "left_s", "kind"),
+    [
+        (None, False, True, 1.0, None), (None, False, True, 0.0, errors.NoRouteError),
+        (GONE, False, True, 1.0, None), (GONE, False, True, 0.0, errors.NoRouteError),
+        (GONE, False, False, 1.0, None), (GONE, True, True, 1.0, None),
+        (GONE, True, False, 1.0, errors.NoRouteError),
+        (errors.TlsRefusedError("no"), False, False, 1.0, errors.TlsRefusedError),
+        (errors.TlsRefusedError("no"), False, True, 1.0, None),
+    ],
+)  # fmt: skip
+def test_a_route_that_is_not_known(error, is_unresolvable, is_fetching, left_s, kind):
+    engine = object.__new__(SendEngine)
+    engine.clock = lambda: NOW_S
+    engine.routes = SimpleNamespace(
+        get=lambda *_: None, error=lambda topic: error, fetching=lambda topic: is_fetching,
+        is_unresolvable=lambda topic: is_unresolvable,
+    )  # fmt: skip
+    if kind is None:
+        assert engine.known_route("t", NOW_S + left_s) is None
+        return
+    with pytest.raises(kind) as caught:
+        engine.known_route("t", NOW_S + left_s)
+    assert caught.value is not error
 
 
 def test_measurements_of_failures():
