@@ -289,7 +289,9 @@ class BatchWriter:
         group = transactions.group if transactions is not None else ""
         batch = None
         if self._options.batch_id:
-            batch = begin_batch(self._options, run, frame_facts(df))
+            # The plan of a frame that foreachBatch gives does not name the stream's input.
+            facts = {**frame_facts(df), "streaming query": run_of(df).query_id}
+            batch = begin_batch(self._options, run, facts)
             query, again = batch.query_id, not batch.is_new
             if (first := self._first_summary(session, batch)) is not None:
                 batch.check({ROWS_FACT: df.count()})

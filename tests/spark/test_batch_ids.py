@@ -1,5 +1,6 @@
 """Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import write
 from tests.ledger.views import view_rows
+from tests.spark.streams import run, stream_of
 
 pytestmark = pytest.mark.spark
 
@@ -158,6 +160,23 @@ def test_another_frame_is_refused(world):
         with pytest.raises(CheckpointError, match=words):
             world.write(frame, **options)
     assert world.sent() == ROWS
+
+
+def test_an_id_of_a_stream_is_none_of_another_stream(world, tmp_path):
+    """Epochs of two queries have equal columns, and perhaps as many rows."""
+
+    def epoch(frame, number):
+        world.write(frame, batch_id=f"epoch {number}")
+
+    for name, outcome in (
+        ("one", contextlib.nullcontext()),
+        ("two", pytest.raises(Exception, match=r"streaming query was [\w-]+, and is")),
+    ):
+        (tmp_path / name).mkdir()
+        writer = stream_of(world.spark, tmp_path / name).writeStream.foreachBatch(epoch)
+        with outcome:
+            run(writer, tmp_path / name / "checkpoint")
+    assert world.sent() == 1
 
 
 def test_a_complete_write_is_none_for_another_cluster(world):
