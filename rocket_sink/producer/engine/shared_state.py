@@ -4,8 +4,9 @@ workers of an executor share in a mapped file.
 PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
 know at once, and new workers from the start. The file is in the executor's own local directory
 (`SPARK_LOCAL_DIRS`), else in a directory for this user and parent process. The file's name hashes
-the name servers and the boot id: broker names are unique only within a cluster, and the times in
-the file count from the boot. If the directory cannot be written, each process has its own state."""
+the name servers, `namespaceV2` and the boot id: broker names are unique only within a cluster,
+names of topics only within a namespace, and the times in the file count from the boot. If the
+directory cannot be written, each process has its own state."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """Return the executor's state for the name servers; without a file, the process's own."""
+        """Return the executor's state for these name servers and this `namespaceV2`; without a
+        file, the process's own."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = sum(count * slot_bytes for count, slot_bytes in _TABLES)
@@ -183,5 +185,6 @@ def _remove_orphans(like: Path) -> None:
 def _file_name(options: SinkOptions) -> str:
     boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
     servers = ";".join(sorted(options.name_servers))
-    digest = hashlib.sha256(f"{_LAYOUT}|{boot}|{servers}".encode()).hexdigest()
+    text = f"{_LAYOUT}|{boot}|{servers}|{options.namespace_v2}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return f"rocket-sink-{digest[:24]}.health"

@@ -141,9 +141,11 @@ def test_the_longest_names_have_a_place(tmp_path):
     assert brokers.rank(name, topic) == FAILING
 
 
-def test_other_name_servers_have_another_file(tmp_path):
+@pytest.mark.parametrize("other", [{"nameServer": "h3:9876"}, {"namespaceV2": "ns"}])
+def test_other_name_servers_or_namespaces_have_another_file(tmp_path, other):
     open_in(tmp_path)["a"] = FaultItem("a")
-    assert open_in(tmp_path, SinkOptions.parse(nameServer="h3:9876")).get("a") is None
+    names = {"nameServer": "h1:9876;h2:9876", **other}
+    assert open_in(tmp_path, SinkOptions.parse(names)).get("a") is None
     same = open_in(tmp_path, SinkOptions.parse(nameServer="h2:9876;h1:9876"))
     assert same.get("a") == FaultItem("a")
 
