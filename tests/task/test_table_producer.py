@@ -227,7 +227,7 @@ ENCODERS = ("message body size exceeded", "message size exceeded")
 def test_batches_shrink_to_the_size_that_a_broker_takes(cluster, make, caplog, ordering, remark):
     small = cluster.brokers[1]
     limit_bodies(small, 20_000, remark)
-    producer = make(ordering=ordering, requestMaxBytes=200_000)
+    producer = make(ordering=ordering, requestMaxBytes=200_000, sendMsgTimeout=60_000)
     rows = 8000
     for repetition in range(2):
         before = sum(map(is_send, small.requests))

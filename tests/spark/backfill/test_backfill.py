@@ -214,12 +214,13 @@ class TestDeadLetters:
         assert desk.bodies() == ["body 0"] * 2
 
     def test_letters_without_a_topic_are_left_until_an_option_names_one(self, desk):
-        desk.write_letters(2, topic=pa.array([None, TOPIC]))
+        topics, keys = pa.array([None, TOPIC, TOPIC]), pa.array(["a", "b", "c"])
+        desk.write_letters(3, topic=topics, sharding_key=keys)
         plan, sent = desk.run()
-        assert (plan.pending, plan.selected, plan.without_topic, sent.resent) == (2, 1, 1, 1)
+        assert (plan.pending, plan.selected, plan.without_topic, sent.resent) == (3, 2, 1, 2)
         plan, sent = desk.with_(topic=TOPIC).run()
         assert (plan.selected, plan.without_topic, sent.resent) == (1, 0, 1)
-        assert desk.bodies() == ["body 0", "body 1"]
+        assert desk.bodies() == ["body 0", "body 1", "body 2"]
 
     def test_filters_times_and_limit(self, desk):
         seconds = [dt.datetime(2026, 1, 1, 0, 0, n, tzinfo=dt.timezone.utc) for n in range(6)]
