@@ -6,19 +6,17 @@ from unittest.mock import Mock
 
 import pytest
 
-from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.check import _type
-from rocket_sink.errors import BrokerError, PermissionDeniedError
+from rocket_sink.errors import BrokerError
 from rocket_sink.ledger.records import in_order, send_rows
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
+from tests.clusters import make_topic
 from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, context
-from tests.producer.waiting import until
 from tests.run_command import run_command
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
@@ -105,57 +103,22 @@ def test_a_broker_without_topic_types_is_noted():
     assert found.state == "note" and "not known" in found.text
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Yield a real broker with its own defaults."""
-    with LocalCluster(1, broker_config={"recallMessageEnable": "false"}) as running:
-        yield running
-
-
-def _make(cluster, *topics):
-    with Admin(nameServer=cluster.name_server) as admin:
-        for topic, kind in topics:
-            admin.create_topic(topic, queues=2, attributes={"message.type": kind})
-
-
-def _check(cluster, topic, *more):
-    done = run_command("check", "-n", cluster.name_server, "-t", topic, "--json", *more)
-    assert done.code == 0, done.err
-    return [
-        finding["text"]
-        for finding in done.json()["findings"]
-        if "message.type" in finding["text"] and finding["state"] == "note"
-    ]
-
-
 @pytest.mark.cluster
-def test_on_a_real_broker(cluster):
-    kinds = ("FIFO", "DELAY", "TRANSACTION", "NORMAL")
-    _make(cluster, *((f"of-{kind}", kind) for kind in kinds))
-    with Producer(nameServer=cluster.name_server) as producer:
-        for kind in kinds:
+def test_on_a_real_broker(local_cluster):
+    def notes(topic, *more):
+        done = run_command("check", "-n", local_cluster.name_server, "-t", topic, "--json", *more)
+        assert done.code == 0, done.err
+        texts = [each["text"] for each in done.json()["findings"] if each["state"] == "note"]
+        return [text for text in texts if "message.type" in text]
+
+    with Producer(nameServer=local_cluster.name_server) as producer:
+        for kind in ("FIFO", "DELAY", "TRANSACTION", "NORMAL"):
             topic = f"of-{kind}"
-
-            def there(topic=topic):
-                done = run_command("check", "-n", cluster.name_server, "-t", topic)
-                return done.code == 0 and "does not exist" not in done.out
-
-            until(there, 60.0)
-            notes = _check(cluster, topic)
-            assert [kind in text for text in notes] == ([] if kind == "NORMAL" else [True])
+            make_topic(local_cluster, topic, attributes={"message.type": kind})
+            assert [kind in text for text in notes(topic)] == [True] * (kind != "NORMAL")
             # Brokers do not enforce the type. If they begin to, the text of the finding is wrong.
             producer.send(Message(topic, b"plain"))
             producer.send(Message(topic, b"ordered", sharding_key="k"))
             producer.send(Message(topic, b"later", delay_ms=600_000))
-    assert _check(cluster, "of-FIFO", "-O", "ordering=strict") == []
-    assert len(_check(cluster, "of-NORMAL", "-O", "ordering=strict")) == 1
-
-
-@pytest.mark.cluster
-def test_recall_on_a_broker_with_its_default_names_the_switch(cluster):
-    _make(cluster, ("recalled", "DELAY"))
-    with Producer(nameServer=cluster.name_server) as producer:
-        sent = producer.send(Message("recalled", b"later", delay_ms=600_000))
-        assert sent.recall_handle
-        with pytest.raises(PermissionDeniedError, match="recallMessageEnable=true"):
-            producer.recall("recalled", sent.recall_handle)
+    assert notes("of-FIFO", "-O", "ordering=strict") == []
+    assert len(notes("of-NORMAL", "-O", "ordering=strict")) == 1
