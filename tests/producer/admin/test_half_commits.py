@@ -163,7 +163,7 @@ def test_two_halves_of_one_id_are_not_committed_beside_their_message(cluster, ma
 
 
 def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, halves, monkeypatch):
-    engine, calls = make_engine(sendMsgTimeout=90_000), []
+    engine, calls = make_engine(sendMsgTimeout=600_000), []
     fill_frames = client.fill_frames
 
     def fill(*given):
@@ -173,7 +173,8 @@ def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, h
         return fill_frames(*given)
 
     monkeypatch.setattr(client, "fill_frames", fill)
+    monkeypatch.setattr(half_commits, "_LONGEST_REQUEST_S", 600.0)
     report = committer(engine).commit(halves, doubtful=False)
     assert_all_committed(cluster, report)
     assert len(calls) > 1
-    drive_until(engine, lambda: not engine.client.in_flight)  # Heartbeats may be in flight.
+    drive_until(engine, lambda: not engine.client.in_flight, 60.0)  # Heartbeats may be.
