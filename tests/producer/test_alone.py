@@ -2,6 +2,7 @@
 
 import math
 import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -836,12 +837,48 @@ def test_open_futures_are_pruned_and_unseen_failures_are_kept(monkeypatch):
     for future in own[1:5]:
         future.resolve(None, errors.ConnectError("no"))
     assert own[1].exception(0) is not None, "somebody has asked"
+    assert wait(own[2:4], 0).done == {*own[2:4]}, "a wait asks for no error"
     futures.prune()
     assert futures.unseen == own[2:5] and futures.undone() == []
     futures.append(own[5])
     futures.prune()
     assert len(futures._new) == 1, "few futures are left for later"
     assert futures.undone() == [own[5]] == futures.undone()
+
+
+def test_a_failure_is_seen_by_a_callback():
+    workers, ends = SimpleNamespace(callbacks=SimpleNamespace(put=lambda job: job())), []
+    future = SendFuture(workers, Hooks("g"), None, lambda *end: ends.append(end))
+    future.resolve(None, errors.ConnectError("no"))
+    assert len(ends) == 1 and not future.is_unseen_failure
+
+
+@pytest.mark.parametrize(
+    ("state", "is_abandoned", "is_running", "joins", "is_counted"),
+    [
+        (State.OPEN, False, True, [], True), (State.OPEN, False, False, [], False),
+        (State.REFUSING, False, True, [21.0], False), (State.OPEN, True, True, [21.0], False),
+    ],
+)  # fmt: skip
+def test_the_end_counts_what_was_not_delivered(
+    state, is_abandoned, is_running, joins, is_counted, caplog
+):
+    own = [SendFuture(None, None, None, None) for _ in range(4)]
+    own[0].resolve(RESULT, None)
+    for future in own[1:3]:
+        future.resolve(None, errors.ConnectError("no"))
+    assert own[1].exception(0), "somebody knows it"
+    driver, called = object.__new__(producer_driver.Driver), []
+    driver.engine = SimpleNamespace(clock=lambda: NOW_S, longest_s=20.0)
+    driver.futures = SimpleNamespace(unseen=own[2:3], undone=lambda: own)
+    driver.flush = driver._has_ended = bool
+    driver.thread = SimpleNamespace(
+        state=state, is_abandoned=is_abandoned, is_running=is_running, tasks=[],
+        join=called.append, call=lambda step: step(),
+    )  # fmt: skip
+    driver.finish()
+    assert called == joins
+    assert ("at least 2 messages" in caplog.text) is is_counted
 
 
 def test_a_worker_runs_its_jobs_in_order_and_ends():

@@ -143,27 +143,6 @@ assert time.monotonic() - began < 30
     assert f" ERROR at least {COUNT} messages of asynchronous sends were not delivered" in line
 
 
-@pytest.mark.parametrize(
-    ("look", "lines"),
-    [
-        ("", 1), ("concurrent.futures.wait(futures)", 1),
-        ("[future.exception() for future in futures]", 0), ("seen.wait(60)", 0),
-    ],
-)  # fmt: skip
-def test_failures_before_the_end_count_unless_somebody_knows_them(cluster, run, look, lines):
-    cluster.on_send(Answer(13, "illegal"), times=None)
-    ended = run(f"""
-import concurrent.futures
-seen, callback = threading.Event(), None
-if {"seen" in look}:
-    callback = lambda result, error: seen.set()
-futures = [p.send_async(Message("orders", b"x"), callback)]
-p.flush()
-{look}
-""")
-    assert ended.stderr.count("at least 1 messages of asynchronous sends") == lines
-
-
 def test_a_producer_that_is_collected_says_so_and_sends_what_it_took(cluster, run):
     process = run(
         """

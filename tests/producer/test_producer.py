@@ -9,8 +9,6 @@ import pytest
 from rocket_sink import errors
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.options import SinkOptions
-from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.acl import Credentials
@@ -227,13 +225,6 @@ def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
         producer.send(Message("orders", b"x"))
     assert "User:*** is not found, ***, ***, signature of accessKey ***" in str(caught.value)
     assert "canary" not in repr(caught.value) + repr(vars(caught.value))
-
-
-def test_options_and_more(cluster):
-    options = SinkOptions.parse(nameServer=cluster.name_server)
-    with Producer(options, producerGroup="g") as producer:
-        assert producer.options.producer_group == "g"
-        assert "producer" in repr(producer).lower()
 
 
 def test_health_and_isolations_are_values(cluster, make_producer):

@@ -89,9 +89,9 @@ def test_after_response_needs_a_response(cluster, make_producer):
     assert not [r for _, r, _ in hook.after if r.code == RequestCode.SEND_MESSAGE_V2]
 
 
-def test_what_cannot_be_encoded_costs_its_requests_only(cluster, producer):
+def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer):
     """The look-up of the route ends, too, so that there can be another one."""
-    hook = Recorder(bad="\ud800")
+    producer, hook = make_producer(faultTable="1h:10m"), Recorder(bad="\ud800")
     producer.add_rpc_hook(hook)
     with pytest.raises(SendError, match="frame cannot be made"):
         producer.send(Message("orders", b"x"), timeout_ms=300)

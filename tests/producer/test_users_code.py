@@ -118,12 +118,3 @@ def test_a_callback_that_blocks_delays_no_send(make_producer):
         producer.flush(0.05)
     over.set()
     producer.flush()
-
-
-def test_callbacks_run_in_the_order_of_completions(make_producer):
-    producer, calls = make_producer(ordering="strict"), []
-    message = Message("orders", b"x", sharding_key="k")
-    for number in range(50):
-        producer.send_async(message, lambda result, error, number=number: calls.append(number))
-    producer.flush()
-    assert calls == list(range(50))

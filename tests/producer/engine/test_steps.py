@@ -177,6 +177,13 @@ def test_a_failure(error, more, delay_s, rank, refreshes, drains, avoids):
     assert record.remark == getattr(error, "remark", None) or error.text
 
 
+def test_brokers_behind_one_address_are_no_alternatives():
+    world = World()
+    world.handler._routes.addresses = lambda: {"a": "proxy:1", "b": "proxy:1"}
+    _, step = world.fail(errors.ConnectError("refused"))
+    assert step.due_s > NOW_S + 1.0
+
+
 def test_a_broker_that_was_heard_meanwhile_is_reachable_and_a_draining_connection_is_left():
     world = World()
     world.channel.heard_s, world.channel.draining = NOW_S + 0.3, True
