@@ -20,6 +20,7 @@ from rocket_sink.ledger.storage import (
     open_store,
 )
 from rocket_sink.ledger.transport import files as spool_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.option_spec import Secret
 from tests.stores.server import S3Server
 
@@ -100,7 +101,9 @@ def test_driver_and_tasks_reach_the_store_by_sparks_settings(spark, store, s3a):
 
     def write(_):
         token.check()
-        yield write_spool(resolve_path(s3a), ctx, rows)
+        writer = SpoolWriter(resolve_path(s3a), ctx)  # Workers lack the tests' modules.
+        writer.append(rows)
+        yield writer.seal()
 
     paths = spark.sparkContext.parallelize(range(2), 2).mapPartitions(write).collect()
     assert {info.path for info in spool_files.sealed_files(place, place.filesystem())} == set(paths)

@@ -200,9 +200,9 @@ def test_what_the_page_says(monkeypatch):
 
 
 def test_commands_on_the_page_have_the_name_servers_of_the_environment(monkeypatch):
-    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
     text = to_html(FULL)
-    assert "`rocket-sink topic create TOPIC -n 10.0.0.1:9876`" in text
+    assert "create TOPIC -n '10.0.0.1:9876;10.0.0.2:9876'`" in html.unescape(text)
     assert "HOST:9876" not in text
 
 

@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -42,11 +40,11 @@ FLAGS = (
 )  # fmt: skip
 
 
-@dataclass
 class Page:
     """A page in the browser."""
 
-    driver: Any
+    def __init__(self, driver):
+        self.driver = driver
 
     def show(self, folder, html):
         """Write the page to a file of the folder, and open it."""

@@ -200,14 +200,6 @@ def test_each_rule_has_a_case():
     assert {name for name, *_ in CASES} == {rule.name for rule in RULES}
 
 
-def test_a_command_has_the_name_servers_of_the_environment(monkeypatch):
-    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
-    (found,) = verdict(replace(HEALTHY, **letters("transport")))
-    assert found.next == (
-        "`rocket-sink backfill --ledger /data/ledger -n '10.0.0.1:9876;10.0.0.2:9876'`"
-    )
-
-
 def test_a_refused_letter_is_parked_by_the_command_as_it_stands():
     (found,) = verdict(replace(HEALTHY, **letters("data", "NULL_BODY", 1)))
     command = shlex.split(found.next.split("`")[3])

@@ -288,6 +288,8 @@ def test_advice_on_the_table(name, value):
     reason = "p99.9 100 ms instead of 900, 1,200 isolations instead of 3"
     (item,) = suggest._table_option([default, best], best)
     assert item == Suggestion("faultTable", value, reason)
+    assert suggest._unless_set(item, SinkOptions()) == item
+    assert isinstance(suggest._unless_set(item, SinkOptions.parse(faultTable=value)), str)
 
 
 def text_of(*tunings):
@@ -379,13 +381,6 @@ def test_a_value_that_is_set_is_not_advised_again(tmp_path):
     again = tune(fast.query, fast.path, Scope(), options=SinkOptions.parse(first.options))
     assert again.options == {}
     assert NOTHING_TO_GAIN in text_of(again)
-
-
-@pytest.mark.parametrize("profile", ["4.x", "5.x"])
-def test_a_profile_that_is_set_is_kept(profile):
-    options = SinkOptions.parse(faultTable=profile)
-    advice = suggest._unless_set(Suggestion("faultTable", "4.x", "a shorter tail"), options)
-    assert isinstance(advice, Suggestion) is (profile == "5.x")
 
 
 @pytest.mark.parametrize("driver", ["delta_rs", pytest.param("spark", marks=pytest.mark.spark)])
