@@ -224,8 +224,6 @@ class TestCompose:
         ]  # fmt: skip
         page = (ROOT / "docs" / "deploy" / "docker.md").read_text(encoding="utf-8")
         assert f"--network {self.compose['name']}_default" in page
-
-    def test_all_run_the_default_version(self):
         images = {service["image"] for service in self.compose["services"].values()}
         assert images == {f"apache/rocketmq:{DEFAULT_VERSION}"}
 
