@@ -134,15 +134,6 @@ def transactional():
     return world
 
 
-def leave_half(world):
-    """Leave a half message of a committed epoch uncommitted."""
-    del world.copies[7]
-
-
-def commit_twice(world):
-    world.again(3)
-
-
 def commit_of_failed_attempt(world):
     """Hide the half message that counts, and show the one of an earlier attempt."""
     world.copies[5] = replace(world.copies[5], half="half of an attempt that failed")
@@ -158,9 +149,9 @@ def send_plainly(world):
 
 
 HALF_PLANTED = [
-    (leave_half, {"lost"}),
+    (lose, {"lost"}),  # A half message stays uncommitted.
     (swap, {"disordered"}),
-    (commit_twice, {"duplicates", "unaccounted"}),
+    (double_unseen, {"duplicates", "unaccounted"}),
     (commit_of_failed_attempt, {"undecided"}),
     (commit_undecided_too, {"duplicates", "unaccounted", "undecided"}),
     (send_plainly, {"undecided"}),

@@ -116,8 +116,9 @@ def cases():
     """Return the cases: for the newest patch of each Spark what pip accepts with it, and tests with
     every Delta that accepts it; then every Python; then every RocketMQ."""
     here = "{}.{}".format(*sys.version_info)
-    pair = (pinned("pyspark"), pinned("delta-spark"))
-    accepted = {delta: _accepted_by(delta) for delta in _in_range("delta-spark")}
+    pair = (version("pyspark"), version("delta-spark"))
+    deltas = [delta for delta in _index("delta-spark") if delta in our_range("delta-spark")]
+    accepted = {delta: _accepted_by(delta) for delta in deltas}
     sparks = _newest_patches(_index("pyspark"))
     fitting = _newest_patches(
         [
@@ -146,11 +147,6 @@ def cases():
     return chosen
 
 
-def pinned(package):
-    """Return the version of a package in this environment."""
-    return version(package)
-
-
 def _index(package):
     """Return the releases from 4.0 on that the package index has."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
@@ -173,10 +169,6 @@ def our_range(package):
     metadata = project()
     texts = chain(metadata["dependencies"], *metadata["optional-dependencies"].values())
     return next(wish.specifier for wish in map(Requirement, texts) if wish.name == package)
-
-
-def _in_range(package):
-    return [release for release in _index(package) if release in our_range(package)]
 
 
 def _accepted_by(delta):
@@ -217,8 +209,9 @@ def run(case):
     if not case.tests:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            refusal = _refusal(Path(sys.executable), [f"pyspark=={case.pyspark}"], report)
-            if refusal:
+            wanted = (".[spark]", f"pyspark=={case.pyspark}")
+            options = ["--dry-run", "--ignore-installed", "--report", str(report)]
+            if refusal := _pip(sys.executable, [*options, *wanted]):
                 return _result(case, None, 0, refusal)
             installed = json.loads(report.read_text())["install"]
             packages = (package["metadata"] for package in installed)
@@ -298,12 +291,6 @@ def _environment(minor):
     if not python.exists():
         subprocess.run([str(pythons()[minor]), "-m", "venv", str(folder)], check=True)
     return python
-
-
-def _refusal(python, wanted, report=None):
-    """Return the reason why pip refuses rocket-sink with these; empty if pip accepts them."""
-    more = ["--report", str(report)] if report else []
-    return _pip(python, ["--dry-run", "--ignore-installed", *more, ".[spark]", *wanted])
 
 
 def _pip(python, arguments):
