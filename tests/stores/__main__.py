@@ -25,8 +25,6 @@ from tests.stores.session import hadoop_version, s3_session, sdk_version
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "conf" / "object-stores.json"
 PAGE = ROOT / "docs" / "deploy" / "object-stores.md"
-BEGIN = "<!-- tried: made by `python -m tests.stores` -->"
-END = "<!-- /tried -->"
 
 
 @dataclass(frozen=True)
@@ -147,15 +145,8 @@ def _number(value):
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def page_with(text, generated):
-    before, _, behind = text.partition(BEGIN)
-    _, _, after = behind.partition(END)
-    return f"{before}{BEGIN}\n{generated}{END}{after}"
-
-
 def write_page():
-    generated = table(json.loads(RESULTS.read_text()))
-    PAGE.write_text(page_with(PAGE.read_text(), generated))
+    tables.write_parts(PAGE, {"tried": table(json.loads(RESULTS.read_text()))})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Uses of a ledger on an object store, judged by the contents of the cluster and of the store.
 
-Each case returns figures and the promises that were broken.
+Each case gets a world and a judge of its promises, and returns figures.
 """
 
 import json
@@ -65,10 +65,6 @@ class World:
         """Return the keys that the store lists below a ledger, without the ledger's own name."""
         return stored_keys(self.server.client(), self.bucket, name, under)
 
-    def command(self, *words, uri=""):
-        """Run a command on the ledger, in this process and session; return what it wrote."""
-        return run_command(*words, "-l", uri or self.uri, "--json", spark=self.spark)
-
     def close(self):
         self.cluster.close()
 
@@ -99,6 +95,12 @@ class Judge:
         if actual != expected:
             self.broken.append(f"{what}: {actual!r}, not {expected!r}")
 
+    def command(self, world, *words, ledger=""):
+        """Run a command on a ledger, by default the world's, which has to succeed."""
+        done = run_command(*words, "-l", ledger or world.uri, "--json", spark=world.spark)
+        self.same(f"`{' '.join(words[:2])}`", done.code, 0)
+        return done
+
 
 @contextmanager
 def quick_locks():
@@ -112,7 +114,7 @@ def _bodies():
     return ["" if number % BAD == 0 else f"{number:06d}" for number in range(ROWS)]
 
 
-def lanes(world):
+def lanes(world, judge):
     """Every lane writes to the ledger."""
     source = world.folder / "source"
     source.mkdir()
@@ -121,7 +123,7 @@ def lanes(world):
         "sharding_key": [f"s{number % 7}" for number in range(ROWS)],
     })  # fmt: skip
     pq.write_table(rows, source / "rows.parquet")
-    judge, figures = Judge(), {}
+    figures = {}
     wanted = sorted(body.encode() for body in _bodies() if body)
     for lane in LANES:
         options = {**world.options, "topic": f"t-{lane.name}", "foldIntervalMs": 3_600_000}
@@ -143,16 +145,17 @@ def lanes(world):
     letters = ledger.dead_letters(world.spark).count()
     judge.same("dead letters", letters, ROWS // BAD * len(LANES))
     judge.same("left in the spool", _spooled(world), [])
-    return {"rows": ROWS * len(LANES), "dead letters": letters, **figures}, judge.broken
+    return {"rows": ROWS * len(LANES), "dead letters": letters, **figures}
 
 
-def _spooled(world):
-    return [key for key in world.keys(under="_spool/") if key.endswith((".arrow", ".json"))]
+def _spooled(world, name="ledger"):
+    return [key for key in world.keys(name, "_spool/") if key.endswith((".arrow", ".json"))]
 
 
-def readers(world):
+@quick_locks()
+def readers(world, judge):
     """Spark, delta-rs with DuckDB, views, report and commands all read the same."""
-    judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
+    ledger, spark = Ledger(world.uri), world.spark
     by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
     table = deltalake.DeltaTable(world.uri, storage_options=world.server.storage_options)
     session = duckdb.connect()
@@ -165,26 +168,22 @@ def readers(world):
         "sends": ledger.sends(spark).count(), "attempts": ledger.attempts(spark).count(),
         "epochs": ledger.epochs(spark).count(),
     }  # fmt: skip
-    with quick_locks():
-        report = ledger.report(spark)
-        shown = world.command("ledger", "show", "epochs")
-        judge.same("`ledger show`", (shown.code, len(shown.lines())), (0, views["epochs"]))
-        command = world.command("report")
-        judge.same("`report`", command.code in (0, 1) and bool(command.out), True)
+    report = ledger.report(spark)
+    shown = judge.command(world, "ledger", "show", "epochs")
+    judge.same("epochs of `ledger show`", len(shown.lines()), views["epochs"])
+    command = run_command("report", "-l", world.uri, "--json", spark=spark)
+    judge.same("`report`", command.code in (0, 1) and bool(command.out), True)
     judge.same("report's unfolded epochs", report.unfolded_epochs, 0)
-    texts = f"{shown.out}{shown.err}{command.out}{command.err}"
-    judge.same("secrets in texts", SECRET in texts, False)
-    return {"rows": sum(by_spark.values()), **views}, judge.broken
+    judge.same(
+        "secrets in texts", SECRET in f"{shown.out}{shown.err}{command.out}{command.err}", False
+    )
+    return {"rows": sum(by_spark.values()), **views}
 
 
-def letters(world):
+@quick_locks()
+def letters(world, judge):
     """Park, unpark and backfill dead letters, by the library's commands."""
-    spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
-    with quick_locks():
-        return _letters(world, spark, judge, ledger)
-
-
-def _letters(world, spark, judge, ledger):
+    spark, ledger, name_server = world.spark, Ledger(world.uri), world.cluster.name_server
     before = ledger.dead_letters(spark).count()
     # The rows have no body, so none of them can be sent; one further letter can be.
     world.cluster.create_topic("later")
@@ -193,28 +192,25 @@ def _letters(world, spark, judge, ledger):
         resolve_path(world.uri), ctx, letter(ctx, b"sent later", topic="later"),
         accounts(ctx, dead=1),
     )  # fmt: skip
-    others = ("--where", "topic <> 'later'", "--reason", "no body")
-    parked = world.command("ledger", "park", *others)
-    judge.same("`ledger park`", parked.code, 0)
+    others = ("--where", "topic <> 'later'")
+    judge.command(world, "ledger", "park", *others, "--reason", "no body")
     judge.same("pending when parked", ledger.dead_letters(spark).count(), 1)
-    sent = world.command("backfill", "-n", world.cluster.name_server)
-    judge.same("`backfill`", sent.code, 0)
+    judge.command(world, "backfill", "-n", name_server)
     bodies = [message.body for message in world.cluster.messages("later")]
     judge.same("what the backfill sent", bodies, [b"sent later"])
     ledger.sync(spark)
     judge.same("pending after the backfill", ledger.dead_letters(spark).count(), 0)
-    back = world.command("ledger", "unpark", *others)
-    judge.same("`ledger unpark`", back.code, 0)
+    judge.command(world, "ledger", "unpark", *others, "--reason", "again")
     judge.same("pending after unparking", ledger.dead_letters(spark).count(), before)
-    again = world.command("backfill", "-n", world.cluster.name_server, "--dry-run")
-    judge.same("`backfill --dry-run`", again.code, 0)
+    judge.command(world, "backfill", "--dry-run", "-n", name_server)
     judge.same("sent twice", len(world.cluster.messages("later")), 1)
-    return {"parked": before, "sent": len(bodies)}, judge.broken
+    return {"parked": before, "sent": len(bodies)}
 
 
-def maintenance(world):
+@quick_locks()
+def maintenance(world, judge):
     """Optimize and vacuum keep the rows, and the spool."""
-    spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
+    spark, ledger = world.spark, Ledger(world.uri)
     place = resolve_path(world.uri)
     before = _counted(world)
     spool(place, 7000)
@@ -230,44 +226,41 @@ def maintenance(world):
     finally:
         spark.conf.unset(setting)
     judge.same("rows by kind", _counted(world), before)
-    with quick_locks():
-        judge.same("rows folded afterwards", fold(spark, place).rows, 2)
+    judge.same("rows folded afterwards", fold(spark, place).rows, 2)
     stored = world.keys()
     files = len([key for key in stored if key.endswith(".parquet") and "kind=" in key])
-    return {"compacted": removed, "files left": files}, judge.broken
+    return {"compacted": removed, "files left": files}
 
 
-def removals(world):
+@quick_locks()
+def removals(world, judge):
     """Expire old rows and erase a key; the store's own list and bytes tell what is left."""
-    spark, judge, name = world.spark, Judge(), "removed"
+    spark, name = world.spark, "removed"
     uri = world.at(name)
     ledger, place = Ledger(uri), resolve_path(uri)
-    with quick_locks():
-        for epoch, key in enumerate(("N14228", "N668DN", "N14228")):
-            ctx = context(epoch=epoch, task_attempt_id=epoch)
-            write_spool(
-                place, ctx, sends(ctx, 2), letter(ctx, f"body of {key}".encode(), sharding_key=key),
-                accounts(ctx, acked=2, dead=1, first_error=f"no route for {key}"),
-            )  # fmt: skip
-            fold(spark, place)
-        before = _counted(world, name)
-        old_sends = ("--older-than", "0s", "--kind", "send")
-        expired = world.command("ledger", "expire", *old_sends, uri=uri)
-        judge.same("`ledger expire`", expired.code, 0)
-        kept = before["send"] - expired.json()["rows"]["send"]
-        judge.same("sends of the last two epochs", kept, 4)
-        judge.same("sends by Spark's Delta", _counted(world, name)["send"], kept)
-        of_key = ("--where", "sharding_key = 'N14228'", "--reason", "request")
-        erased = world.command("ledger", "erase", *of_key, uri=uri)
-        judge.same("`ledger erase`", erased.code, 0)
-        judge.same("letters erased", erased.json()["letters"], 2)
-        judge.same("objects with the key", _holding(world, name, "N14228"), [])
-        judge.same("other letters", bool(_holding(world, name, "body of N668DN")), True)
-        after = _counted(world, name)
-        judge.same("letters and accounts", [after[k] for k in _STAY], [before[k] for k in _STAY])
-        pending = [row.sharding_key for row in ledger.dead_letters(spark).collect()]
-        judge.same("pending afterwards", pending, ["N668DN"])
-    return {"expired": before["send"] - kept, "erased": 2}, judge.broken
+    for epoch, key in enumerate(("N14228", "N668DN", "N14228")):
+        ctx = context(epoch=epoch, task_attempt_id=epoch)
+        write_spool(
+            place, ctx, sends(ctx, 2), letter(ctx, f"body of {key}".encode(), sharding_key=key),
+            accounts(ctx, acked=2, dead=1, first_error=f"no route for {key}"),
+        )  # fmt: skip
+        fold(spark, place)
+    before = _counted(world, name)
+    expire = ("ledger", "expire", "--older-than", "0s", "--kind", "send")
+    expired = judge.command(world, *expire, ledger=uri)
+    kept = before["send"] - expired.json()["rows"]["send"]
+    judge.same("sends of the last two epochs", kept, 4)
+    judge.same("sends by Spark's Delta", _counted(world, name)["send"], kept)
+    erase = ("ledger", "erase", "--where", "sharding_key = 'N14228'", "--reason", "request")
+    erased = judge.command(world, *erase, ledger=uri)
+    judge.same("letters erased", erased.json()["letters"], 2)
+    judge.same("objects with the key", _holding(world, name, "N14228"), [])
+    judge.same("other letters", bool(_holding(world, name, "body of N668DN")), True)
+    after = _counted(world, name)
+    judge.same("letters and accounts", [after[k] for k in _STAY], [before[k] for k in _STAY])
+    pending = [row.sharding_key for row in ledger.dead_letters(spark).collect()]
+    judge.same("pending afterwards", pending, ["N668DN"])
+    return {"expired": before["send"] - kept, "erased": 2}
 
 
 _STAY = ("dead_letter", "epoch")
@@ -294,72 +287,62 @@ def spool(place, partition, rows=2, **changes):
     write_spool(place, ctx, sends(ctx, rows))
 
 
-def kills(world):
+@quick_locks()
+def kills(world, judge):
     """A fold dies at each of its steps; the next one completes it."""
-    spark, judge = world.spark, Judge()
-    name = "killed"
+    spark, name = world.spark, "killed"
     place = resolve_path(world.at(name))
     expected = Counter()
     steps = SHORT_STEPS if world.short else FOLD_STEPS
-    with quick_locks():
-        for number, (step, times) in enumerate(steps):
-            first = 100 * number
-            spool(place, first)
-            spool(place, first + 1, rows=3)
-            with suppress(Killed):
-                fold(spark, place, on_step=kill_at(step, times))
-                judge.broken.append(f"no fold died at {step}")
-            spool(place, first + 2, rows=1)  # The query goes on meanwhile.
-            summary = fold(spark, place)
-            expected += Counter({first: 2, first + 1: 3, first + 2: 1})
-            partitions = Counter(
-                row[0] for row in Ledger(place.uri).rows(spark).select("partition").collect()
-            )
-            judge.same(f"rows after {step}", partitions, expected)
-            remaining = [k for k in world.keys(name, "_spool/") if k.endswith((".arrow", ".json"))]
-            judge.same(f"left after {step}", remaining, [])
-            judge.same(f"busy after {step}", summary.busy, False)
-    return {"deaths": len(steps), "rows": sum(expected.values())}, judge.broken
+    for number, (step, times) in enumerate(steps):
+        first = 100 * number
+        spool(place, first)
+        spool(place, first + 1, rows=3)
+        with suppress(Killed):
+            fold(spark, place, on_step=kill_at(step, times))
+            judge.broken.append(f"no fold died at {step}")
+        spool(place, first + 2, rows=1)  # The query goes on meanwhile.
+        summary = fold(spark, place)
+        expected += Counter({first: 2, first + 1: 3, first + 2: 1})
+        rows = Ledger(place.uri).rows(spark).select("partition").collect()
+        judge.same(f"rows after {step}", Counter(row[0] for row in rows), expected)
+        judge.same(f"left after {step}", _spooled(world, name), [])
+        judge.same(f"busy after {step}", summary.busy, False)
+    return {"deaths": len(steps), "rows": sum(expected.values())}
 
 
 def timed(play, world):
     """Return a case's result."""
     began = time.monotonic()
-    figures, broken = play(world)
+    judge = Judge()
+    figures = play(world, judge)
     return {
-        "name": play.__name__, "figures": figures, "broken": broken,
+        "name": play.__name__, "figures": figures, "broken": judge.broken,
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
 
 
-def command_line(world):
+def command_line(world, judge):
     """Users start the commands: only the flags say where the store is."""
-    judge = Judge()
-    name = "commands"
-    place = resolve_path(world.at(name))
+    place = resolve_path(world.at("commands"))
     spool(place, 1)
     flags = [word for package in packages() for word in ("--package", package)]
     for setting, value in settings(world.server.endpoint).items():
         flags += ["--spark-conf", f"{setting}={value}"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     environment["AWS_EC2_METADATA_DISABLED"] = "true"
-
-    def command(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "rocket_sink.cli", *words, "-l", place.uri, "--json", *flags],
+    commands = ("ledger fold", "ledger show sends", "report", "ledger optimize")
+    texts = []
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "rocket_sink.cli", *command.split(), "-l", place.uri, "--json",
+             *flags],
             capture_output=True, text=True, check=False, timeout=600, env=environment,
         )  # fmt: skip
-
-    folded = command("ledger", "fold")
-    judge.same("`ledger fold`", folded.returncode, 0)
-    if folded.returncode == 0:
-        judge.same("rows", json.loads(folded.stdout)["rows"], 2)
-    shown = command("ledger", "show", "sends")
-    judge.same("`ledger show`", (shown.returncode, len(shown.stdout.splitlines())), (0, 2))
-    report = command("report")
-    judge.same("`report`", (report.returncode, bool(report.stdout)), (0, True))
-    missing = command("ledger", "optimize")
-    judge.same("`ledger optimize`", missing.returncode, 0)
-    texts = "".join(process.stdout + process.stderr for process in (folded, shown, report, missing))
-    judge.same("secrets in texts", SECRET in texts, False)
-    return {"commands": 4}, judge.broken
+        judge.same(f"`{command}`", done.returncode, 0)
+        judge.same("secrets in texts", SECRET in done.stdout + done.stderr, False)
+        texts.append(done.stdout)
+    judge.same("rows folded", json.loads(texts[0] or "{}").get("rows"), 2)
+    judge.same("sends shown", len(texts[1].splitlines()), 2)
+    judge.same("a report", bool(texts[2]), True)
+    return {"commands": len(commands)}

@@ -48,53 +48,34 @@ class Work:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Driver:
-    """A process that does its `Work`."""
-
-    def __init__(self, work):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.stores.drivers", json.dumps(asdict(work))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=ROOT,
-        )  # fmt: skip
-
-    def await_ready(self):
-        line = self._process.stdout.readline()
-        if line.strip() != "ready":
-            _, err = self._process.communicate()
-            raise AssertionError(f"a driver did not start: {line}{err[-4000:]}")
-
-    def go(self):
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-
-    def result(self):
-        out, err = self._process.communicate(timeout=1200)
-        if self._process.returncode:
-            raise AssertionError(f"a driver failed: {err[-4000:]}")
-        return {**json.loads(out.splitlines()[-1]), "log": err}
-
-    def kill(self):
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
-
-
 def together(works):
     """Run drivers that begin at once; return what each wrote and which errors it had."""
     drivers = []
     try:
         # Start one driver after the other: a JVM's start takes all of a small machine.
         for work in works:
-            driver = Driver(work)
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.stores.drivers", json.dumps(asdict(work))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                cwd=ROOT,
+            )  # fmt: skip
             drivers.append(driver)
-            driver.await_ready()
+            assert driver.stdout.readline() == "ready\n", driver.communicate()[1][-4000:]
         for driver in drivers:
-            driver.go()
-        return [driver.result() for driver in drivers]
+            driver.stdin.write("go\n")
+            driver.stdin.flush()
+        return [_result(driver) for driver in drivers]
     finally:
         for driver in drivers:
-            driver.kill()
+            if driver.poll() is None:
+                driver.kill()
+                driver.communicate()
+
+
+def _result(driver):
+    out, err = driver.communicate(timeout=1200)
+    assert driver.returncode == 0, f"a driver failed: {err[-4000:]}"
+    return {**json.loads(out.splitlines()[-1]), "log": err}
 
 
 def main(work):
@@ -113,8 +94,7 @@ def main(work):
 
 
 def _append(work):
-    spark = s3_session(work.endpoint)
-    ledger = Ledger(work.uri)
+    spark, ledger = s3_session(work.endpoint), Ledger(work.uri)
     ledger.rows(spark).count()
 
     def write(number):
@@ -125,8 +105,7 @@ def _append(work):
 
 
 def _fold(work):
-    spark = s3_session(work.endpoint)
-    place = resolve_path(work.uri)
+    spark, place = s3_session(work.endpoint), resolve_path(work.uri)
 
     def write(number):
         spool(place, number)

@@ -35,27 +35,29 @@ _BUCKET = "bucket"
 _PER_COMMIT = 3
 
 
-def azure(world):
+def azure(world, judge):
     """Play on Azurite."""
-    return _of_process("azure")
+    return _of_process("azure", judge)
 
 
-def google(world):
+def google(world, judge):
     """Play on fake-gcs-server."""
-    return _of_process("google")
+    return _of_process("google", judge)
 
 
-def hdfs(world):
+def hdfs(world, judge):
     """Play on a name node and a data node."""
-    return _of_process("hdfs")
+    return _of_process("hdfs", judge)
 
 
-def _of_process(name):
+def _of_process(name, judge):
     done = run_python("-m", "tests.stores.elsewhere", name, timeout_s=3600, may_fail=True)
     if done.returncode:
-        return {}, [done.stderr[-5000:]]
+        judge.broken.append(done.stderr[-5000:])
+        return {}
     figures, broken = json.loads(done.stdout.splitlines()[-1])
-    return figures, broken
+    judge.broken += broken
+    return figures
 
 
 def _commit(place, query, version):
@@ -138,9 +140,7 @@ def main(name):
             server.make_bucket(_BUCKET)
             uri = server.uri(_BUCKET, "ledger")
             figures = _commits(server, resolve_path(uri), judge)
-            others, broken = _of_process(uri)
-            figures |= others
-            judge.broken += broken
+            figures |= _of_process(uri, judge)
         finally:
             server.close()
     print(json.dumps([figures, judge.broken]))

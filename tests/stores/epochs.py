@@ -11,7 +11,7 @@ from rocket_sink.ledger.epoch_starts import EpochStarts, begin_commit, begin_epo
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from tests.ledger.values import accounts, confirmed, context, sends, write_spool
-from tests.stores.cases import Judge, quick_locks
+from tests.stores.cases import quick_locks
 
 TASKS = 2
 PER_FOLD = 25
@@ -23,23 +23,22 @@ _LATER = 1.5
 of more objects has more pages, and every tenth commit writes a checkpoint."""
 
 
-def many_epochs(world):
+@quick_locks()
+def many_epochs(world, judge):
     """The objects and a fold's requests are as many after all epochs as after a hundred."""
     count = SHORT_EPOCHS if world.short else world.epochs
     place = resolve_path(world.at("many"))
-    judge = Judge()
     costs = []
     few = {}
-    with quick_locks():
-        for epoch in range(count):
-            _epoch(place, epoch)
-            if epoch % PER_FOLD == PER_FOLD - 1:
-                with world.server.counted() as requests:
-                    summary = fold(world.spark, place)
-                judge.same("files of a fold", summary.files, PER_FOLD * (TASKS + 1))
-                costs.append(requests.total)
-            if epoch == FEW - 1:
-                few = beside(world, "many")
+    for epoch in range(count):
+        _epoch(place, epoch)
+        if epoch % PER_FOLD == PER_FOLD - 1:
+            with world.server.counted() as requests:
+                summary = fold(world.spark, place)
+            judge.same("files of a fold", summary.files, PER_FOLD * (TASKS + 1))
+            costs.append(requests.total)
+        if epoch == FEW - 1:
+            few = beside(world, "many")
     many = beside(world, "many")
     judge.same("objects beside the table", many, few)
     folds = FEW // PER_FOLD
@@ -48,12 +47,11 @@ def many_epochs(world):
         judge.broken.append(f"a fold makes {last} requests, {first} in the beginning")
     rows = world.spark.read.format("delta").load(place.uri).where("kind = 'epoch'").count()
     judge.same("accounts", rows, count * (TASKS + 1))
-    figures = {
+    return {
         "epochs": count, "objects beside the table": sum(many.values()),
         "after 100 epochs": sum(few.values()), "requests of a fold": last,
         "requests of an early fold": first,
     }  # fmt: skip
-    return figures, judge.broken
 
 
 def _typical(costs):
@@ -83,15 +81,15 @@ def beside(world, name):
     return dict(objects)
 
 
-def many_writes(world):
+@quick_locks()
+def many_writes(world, judge):
     """Each batch write is a query of its own, and leaves nothing when it is done."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from rocket_sink import RocketSink, register
 
-    spark, judge = world.spark, Judge()
-    source = world.folder / "few"
+    spark, source = world.spark, world.folder / "few"
     source.mkdir()
     pq.write_table(pa.table({"body": ["a", "b"]}), source / "rows.parquet")
     rows = spark.read.parquet(str(source))
@@ -103,12 +101,11 @@ def many_writes(world):
     texts = {name: str(value) for name, value in options.items()}
     counts = []
     place = resolve_path(options["ledger"])
-    with quick_locks():
-        for _ in range(3):
-            RocketSink(**options).write(rows)
-            rows.write.format("rocketmq").mode("append").options(**texts).save()
-            fold(spark, place)
-            counts.append(sum(beside(world, "writes").values()))
+    for _ in range(3):
+        RocketSink(**options).write(rows)
+        rows.write.format("rocketmq").mode("append").options(**texts).save()
+        fold(spark, place)
+        counts.append(sum(beside(world, "writes").values()))
     judge.same("objects beside the table after each two writes", counts, counts[:1] * 3)
     judge.same("messages", len(world.cluster.messages("w")), 2 * 2 * 3)
-    return {"writes": 2 * len(counts), "objects beside the table": counts[-1]}, judge.broken
+    return {"writes": 2 * len(counts), "objects beside the table": counts[-1]}
