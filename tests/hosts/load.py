@@ -19,7 +19,7 @@ from rocket_sink.errors import Outcome, SendError, UnknownOutcomeError
 MODES = ("sync", "async", "batch", "paced")
 _BODY = b"x" * 300
 _BATCH = 30
-_PER_S = {"sync": 50, "async": 100, "batch": 3, "ordered": 50}
+_PER_S = {"sync": 50, "async": 100, "fast": 1000, "batch": 3, "ordered": 50}
 _PACED = 50
 _KINDS = {
     Outcome.ACKED: "acked", Outcome.ACKED_DEGRADED: "degraded", Outcome.NOT_SENT: "not_sent",
@@ -39,10 +39,12 @@ class Mode:
         self.producer = Producer(**options)
         self.told = []
         self.causes = {}
+        self.addresses = []
+        """The address that sent each answer, in the order of the answers."""
         self._lock = threading.Lock()
         self._next = 0
         self._stop = threading.Event()
-        work = self._send_async if name == "async" else self._send
+        work = self._send_async if name in ("async", "fast") else self._send
         self._threads = [
             threading.Thread(target=work, daemon=True) for _ in range(2 if name == "paced" else 1)
         ]
@@ -54,10 +56,12 @@ class Mode:
     def stop(self):
         self._stop.set()
 
-    def finish(self):
+    def report(self, ended_ms):
+        """Await all answers and return them; the last message was submitted at `ended_ms`."""
         for thread in self._threads:
             thread.join()
         self.producer.close(60)
+        return {"told": self.told, "causes": self.causes, "ended_ms": ended_ms}
 
     def _numbers(self, count):
         with self._lock:
@@ -67,6 +71,10 @@ class Mode:
     def _message(self, number):
         key = f"k{number % 8}" if self.name == "ordered" else None
         return Message(self.topic, _BODY, keys=(f"{self.name}.{number}",), sharding_key=key)
+
+    def _answered(self, numbers, result):
+        self.addresses.append(result.broker_address)
+        self._note(numbers, result.outcome, result.maybe_duplicate)
 
     def _note(self, numbers, outcome, announced):
         with self._lock:
@@ -92,24 +100,24 @@ class Mode:
             except Exception as error:
                 self._failed(numbers, error)
             else:
-                self._note(numbers, result.outcome, result.maybe_duplicate)
+                self._answered(numbers, result)
 
     def _send_async(self):
         for _ in self._ticks():
             (number,) = self._numbers(1)
             try:
-                self.producer.send_async(self._message(number), self._answered(number))
+                self.producer.send_async(self._message(number), self._on_answer(number))
             except Exception as error:
                 self._failed([number], error)
 
-    def _answered(self, number):
-        def answered(result, error):
+    def _on_answer(self, number):
+        def on_answer(result, error):
             if error is not None:
                 self._failed([number], error)
             else:
-                self._note([number], result.outcome, result.maybe_duplicate)
+                self._answered([number], result)
 
-        return answered
+        return on_answer
 
     def _ticks(self):
         """Yield at the mode's rate; missed ticks are not made up for."""
@@ -132,12 +140,7 @@ def main(plan):
     for mode in modes:
         mode.stop()
     ended_ms = time.time_ns() // 1_000_000
-    for mode in modes:
-        mode.finish()
-    report = {
-        mode.name: {"told": mode.told, "causes": mode.causes, "ended_ms": ended_ms}
-        for mode in modes
-    }  # fmt: skip
+    report = {mode.name: mode.report(ended_ms) for mode in modes}
     Path(plan["report"]).write_text(json.dumps(report))
     print("ended", flush=True)
 

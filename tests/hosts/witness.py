@@ -71,10 +71,10 @@ class Finding:
     back_ms: int | None = None
 
 
-def read(name_server, topic, *, may_skip=False):
-    """Read all messages of a topic. `may_skip` allows offsets without a message."""
+def read(name_server, topic, **options):
+    """Read all messages of a topic; `options` are those of `read_with_java`."""
     messages = []
-    for message in read_with_java(name_server, topic, longest_body=0, may_skip=may_skip):
+    for message in read_with_java(name_server, topic, longest_body=0, **options):
         mode, _, number = (message.keys or "").partition(".")
         queue = (message.broker_name, message.queue_id)
         messages.append(Stored(mode, int(number), message.store_ms, queue, message.queue_offset))

@@ -91,6 +91,6 @@ def test_a_normal_topic_takes_sharding_keys_in_batches_only(local_cluster, proxi
 
 def test_a_slow_and_a_killed_proxy_lose_nothing(local_cluster, proxies):
     """Kill a proxy, and so run last."""
-    result = faults.send_during_faults(local_cluster, proxies, 8_000, 1000, frozen_s=3.0)
-    assert not result.lost, result
-    assert len(result.by_address) == 2, result
+    finding, causes, addresses = faults.send_during_faults(local_cluster, proxies, 8.0, 3.0)
+    assert not finding.lost, (finding, causes)
+    assert len(addresses) == 2, causes
