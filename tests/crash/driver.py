@@ -84,8 +84,7 @@ def _until_done(spark, cell, role):
         write_whole(folder / "stage.1", "")
         await_file(folder / "stage.2")
         has_ended = _tried(spark, cell, role, errors, waits=True)
-    while ledger.sync(spark).busy:
-        pass
+    ledger.sync_fully(spark)
     columns = (*EPOCH_COLUMNS, "epoch", "superseded_rows")
     epochs = [{name: row[name] for name in columns} for row in _epochs(spark, ledger.path)]
     _report(folder, role, {"ended": has_ended, "errors": errors, "epochs": epochs})

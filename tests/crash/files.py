@@ -1,10 +1,11 @@
 """Files of the harnesses: sources of numbered rows, and signals to drivers."""
 
 import os
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tests.producer.waiting import until
 
 WAIT_S = 900.0
 
@@ -25,9 +26,5 @@ def write_rows(path, keys, numbers, order, **columns):
 
 
 def await_file(path):
-    """Wait for a file; raise TimeoutError if nobody writes it."""
-    until_s = time.monotonic() + WAIT_S
-    while not path.exists():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"{path} did not come")
-        time.sleep(0.05)
+    """Wait for a file; raise AssertionError if nobody writes it."""
+    until(path.exists, WAIT_S, 0.05, f"{path} did not come")

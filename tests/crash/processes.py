@@ -19,12 +19,16 @@ from .files import write_whole
 from .schedule import FILES
 
 HERE = Path(__file__).parent
-LOCAL_CLUSTER = {
-    "spark.executor.memory": "512m",
+MORTAL_EXECUTORS = {
     "spark.executor.extraJavaOptions": " ".join(java_options(SPARK)),
     "spark.locality.wait": "0",
     "spark.task.maxFailures": "8",
     "spark.deploy.maxExecutorRetries": "-1",
+}
+"""Settings of executors that are killed, and replaced, again and again."""
+LOCAL_CLUSTER = {
+    **MORTAL_EXECUTORS,
+    "spark.executor.memory": "512m",
     # The lanes must refuse speculation. No task runs twice: Spark starts no second copy on the
     # host of the first one, and all executors share one host.
     "spark.speculation": "true",

@@ -90,8 +90,7 @@ class Stream:
         except Exception as error:
             self.errors.append(str(error)[:500])
         ledger = Ledger(self._ledger)
-        while ledger.sync(self._spark).busy:
-            pass
+        ledger.sync_fully(self._spark)
         rows = [row.asDict() for row in ledger.epochs(self._spark).collect()]
         degraded = sum(row["degraded"] for row in rows)
         if degraded:

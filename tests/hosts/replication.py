@@ -51,22 +51,16 @@ class Replicas(Field):
         self._server.wait_ready(_READY_S)
         self.replicas = {}
         self._start()
-        self._watch = None
 
     def _start_name_server(self, **settings):
         host = self._bed.host("names")
         return nodes.name_server(host, version=self.version, **settings)
 
-    def _start(self):
-        raise NotImplementedError
-
     def _replica(self, host, name, **settings):
-        replica = nodes.broker(
+        self.replicas[host] = nodes.broker(
             self._bed.host(host), name, [self.name_server],
             known_as=host, folder=host, version=self.version, **settings,
         )  # fmt: skip
-        self.replicas[host] = replica
-        return replica
 
     def _start_pairs(self, role, **settings):
         """Start two brokers with a slave each."""
@@ -95,15 +89,12 @@ class Replicas(Field):
         """Return the addresses of the masters by broker name, of a topic's route or of all."""
         try:
             with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
-                if topic:
-                    masters = {
-                        broker.name: broker.addresses for broker in tool.topic_route(topic).brokers
-                    }
-                else:
-                    masters = tool.cluster()
+                brokers = tool.topic_route(topic).brokers if topic else ()
+                by_route = {broker.name: broker.addresses for broker in brokers}
+                by_name = by_route if topic else tool.cluster()
         except RocketSinkError:
             return {}
-        return {name: addresses[0] for name, addresses in masters.items() if 0 in addresses}
+        return {name: addresses[0] for name, addresses in by_name.items() if 0 in addresses}
 
     def await_masters(self, *names):
         """Wait until each broker has a master that stores messages."""
@@ -274,8 +265,8 @@ class Mapped(Replicas):
     """a static topic: eight queues that move from one broker to the other"""
 
     def _start(self):
-        for letter in "ab":
-            self._replica(f"broker-{letter}", f"broker-{letter}")
+        for name in ("broker-a", "broker-b"):
+            self._replica(name, name)
         self.await_masters("broker-a", "broker-b")
 
     def make_topic(self, topic):
@@ -287,9 +278,6 @@ class Mapped(Replicas):
 
     def remap(self):
         admin(self.name_server, "remappingStaticTopic", "-t", self._topic, "-b", "broker-b")
-
-    def nothing(self):
-        """Leave the queues where they are now."""
 
 
 _ALL_MODES = (*load.MODES, "ordered")
@@ -322,7 +310,7 @@ LAYOUTS = {
     ),
     Mapped: (
         _case("remapped", "static topic: its queues move to the other broker",
-              Mapped.remap, Mapped.nothing, seconds=5.0, options=_LONG, strict=True,
+              Mapped.remap, lambda at: None, seconds=5.0, options=_LONG, strict=True,
               # The offsets of a moved queue go on at the next ten thousand.
               may_skip=True),
     ),

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from rocket_sink import Ledger, register
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.spark.session import build_session
 from tests.crash.files import write_whole
 from tests.crash.judge import EPOCH_COLUMNS
 from tests.integration import lanes
+from tests.ledger.views import quick_ledger
 from tests.soak.feed import TOGETHER
 
 _LOOK_S = 1.0
@@ -38,8 +38,7 @@ class Lane:
         self.query = self._start()
 
     def _start(self):
-        reader = self._spark.readStream.schema("body STRING, sharding_key STRING")
-        rows = reader.option("maxFilesPerTrigger", TOGETHER).parquet(str(self._folder / "source"))
+        rows = lanes.read_stream(self._spark, self._folder / "source")
         writer = lanes.stream_writer(self.name, rows, self._options)
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
         return writer.trigger(processingTime=self._trigger).start()
@@ -61,11 +60,9 @@ class Lane:
         if self.query is not None:
             self.query.stop()
         ledger = Ledger(self._options["ledger"])
-        while ledger.sync(self._spark).busy:
-            time.sleep(_LOOK_S)
-        quick = open_quick(ledger.path)
-        assert quick is not None, f"no ledger at {ledger.path}"
-        return quick.query(f"SELECT {', '.join(EPOCH_COLUMNS)} FROM epochs").to_pylist()
+        ledger.sync_fully(self._spark)
+        select = f"SELECT {', '.join(EPOCH_COLUMNS)} FROM epochs"
+        return quick_ledger(ledger.path).query(select).to_pylist()
 
 
 def live_heap(spark):
@@ -80,6 +77,7 @@ def main(plan):
     spark = build_session("rocket-sink-soak", master=plan["master"], conf={**plan["conf"], **conf})
     register(spark, ledger=str(Path(plan["folder"], "source", "ledger")))
     lanes.register = lambda session: None
+    lanes.READING["maxFilesPerTrigger"] = TOGETHER
     streams = [Lane(spark, plan, lane) for lane in plan["lanes"]]
     folder, parent, looks, heap = Path(plan["folder"]), os.getppid(), 0, 0
     while not (folder / "end").exists():

@@ -300,7 +300,7 @@ class Soak:
         failures = sum(map(len, spark.stream_errors().values()))
         self._say(
             f"rows {sum(source.written for source in self._sources.values()):,}, "
-            f"stored {sum(len(topic.numbers) for topic in self._topics.values()):,}, "
+            f"stored {sum(len(topic.stored) for topic in self._topics.values()):,}, "
             f"epochs {sum(source.epochs() for source in self._sources.values())}, "
             f"faults {len(self._faults)}, streams failed {failures}, "
             f"lost so far {sum(self._missing.values())}; MB: {memory}; spool files {spool:.0f}"
@@ -323,7 +323,7 @@ class Soak:
             name: {
                 **promise, "rows": self._sources[name].written,
                 "epochs": self._sources[name].epochs(), "lost": self._missing[name],
-                "stored": len(self._topics[name].numbers),
+                "stored": len(self._topics[name].stored),
             }
             for name, promise in LANES.items()
         }  # fmt: skip

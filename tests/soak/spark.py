@@ -3,13 +3,13 @@
 import contextlib
 import json
 import sys
-import time
 
 import psutil
 
 from tests.crash.files import write_whole
-from tests.crash.processes import kill
+from tests.crash.processes import MORTAL_EXECUTORS, kill
 from tests.jvms import SMALL_PLANS, SPARK, java_options
+from tests.producer.waiting import until
 
 _START_S = 600.0
 _END_S = 900.0
@@ -18,13 +18,11 @@ _TOUCHED = "-XX:+AlwaysPreTouch"
 """The heap has its full size from the start, so that growth is no heap that fills up."""
 _CONF = {
     **SMALL_PLANS,
+    **MORTAL_EXECUTORS,
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms1g", _TOUCHED)),
     "spark.executor.memory": "600m",
     "spark.executor.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms600m", _TOUCHED)),
-    "spark.locality.wait": "0",
-    "spark.task.maxFailures": "8",
-    "spark.deploy.maxExecutorRetries": "-1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # A file is a task, so that no two tasks have rows of one key.
@@ -71,11 +69,9 @@ class Spark:
         self._status.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.soak.driver", json.dumps(self._plan)]
         self._process = self._place.start(command, self._folder / "driver.log")
-        until_s = time.monotonic() + _START_S
-        while not self._status.exists():
-            assert self.alive, f"the driver ended: {self.log()}"
-            assert time.monotonic() < until_s, f"the driver does not start: {self.log()}"
-            time.sleep(0.2)
+        with contextlib.suppress(AssertionError):
+            until(lambda: self._status.exists() or not self.alive, _START_S, 0.2)
+        assert self._status.exists(), f"the driver does not start, or ended: {self.log()}"
         self._jvm = self.status()["jvm"]
 
     def log(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,17 +22,14 @@ class Topic:
     """The messages of a topic, each queue's in their order.
 
     Attributes:
+        stored: (number, broker and queue id, offset, id, whether it is whole) of each message.
         strange: bodies that are no row of the source, or have another row's key.
         skipped: ranges of offsets at which the client found no message.
     """
 
     source: Source
-    numbers: array[int] = field(default_factory=lambda: array("q"))
-    queues: array[int] = field(default_factory=lambda: array("q"))
-    offsets: array[int] = field(default_factory=lambda: array("q"))
-    intact: array[int] = field(default_factory=lambda: array("b"))
-    ids: list[bytes] = field(default_factory=list)
-    names: list[tuple[str, int]] = field(default_factory=list)
+    stored: list = field(default_factory=list)
+    _queues: dict = field(default_factory=dict)
     marks: bytearray = field(default_factory=bytearray)
     strange: list[bytes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -52,14 +48,9 @@ class Topic:
             self.strange.append(bytes.fromhex(body))
             return
         queue = (broker, int(queue_id))
-        if queue not in self.names:
-            self.names.append(queue)
-        self.numbers.append(number)
-        self.queues.append(self.names.index(queue))
-        self.offsets.append(int(offset))
-        self.intact.append(int(intact))
-        self.ids.append(message_id.encode())
-        if int(intact):
+        queue = self._queues.setdefault(queue, queue)
+        self.stored.append((number, queue, int(offset), message_id.encode(), intact == "1"))
+        if intact == "1":
             self.marks.extend(bytes(max(0, number + 1 - len(self.marks))))
             self.marks[number] = 1
 
@@ -69,15 +60,12 @@ class Topic:
 
     def copies(self, addresses):
         """Return the copies for the judge; `addresses` are those of the brokers by name."""
-        places = [(addresses[broker], queue_id) for broker, queue_id in self.names]
         return [
             Copy(
-                (self.source.key(number), number), message_id.decode(), places[queue], offset,
-                torn=not intact,
+                (self.source.key(number), number), message_id.decode(),
+                (addresses[broker], queue_id), offset, torn=not intact,
             )
-            for number, message_id, queue, offset, intact in zip(
-                self.numbers, self.ids, self.queues, self.offsets, self.intact, strict=True
-            )
+            for number, (broker, queue_id), offset, message_id, intact in self.stored
         ]  # fmt: skip
 
 

@@ -15,9 +15,11 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from rocket_sink.errors import NameServerUnavailableError, UnknownOutcomeError
 from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
+from tests.crash.processes import MORTAL_EXECUTORS
 from tests.hosts import nodes
 from tests.hosts.bed import DISK, await_port
 from tests.jvms import SMALL_PLANS, SPARK, java_options
+from tests.producer.waiting import until
 
 SHARED = Path("/run/shared")
 """The folder that all hosts share: sources, checkpoints and ledgers."""
@@ -29,12 +31,9 @@ FILES_PER_EPOCH = 4
 _PATIENCE_S = 300.0
 CONF = {
     **SMALL_PLANS,
+    **MORTAL_EXECUTORS,
     "spark.executor.memory": "600m",
     "spark.executor.cores": "3",
-    "spark.executor.extraJavaOptions": _QUICK,
-    "spark.locality.wait": "0",
-    "spark.task.maxFailures": "8",
-    "spark.deploy.maxExecutorRetries": "-1",
     "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeatInterval": "3s",
@@ -133,14 +132,11 @@ class Standalone(nodes.TwoBrokers):
         Raises:
             AssertionError: the driver ended before, or the time is over.
         """
-        until_s = time.monotonic() + timeout_s
-        while not check():
-            has_ended = self.driver is not None and self.driver.poll() is not None
-            if time.monotonic() > until_s or (has_ended and not check()):
-                logs = [(host.disk / "driver.log") for host in self.drivers]
-                text = "".join(log.read_text()[-4000:] for log in logs if log.exists())
-                raise AssertionError(f"the driver {'ended' if has_ended else 'hangs'}: {text}")
-            time.sleep(0.3)
+        with contextlib.suppress(AssertionError):
+            until(lambda: check() or self.driver.poll() is not None, timeout_s, 0.3)
+        logs = [host.disk / "driver.log" for host in self.drivers]
+        text = "".join(log.read_text()[-4000:] for log in logs if log.exists())
+        assert check(), f"the driver hangs, or ended with {self.driver.poll()}: {text}"
 
     def told(self, plan):
         """Wait for the end of the driver, and return its reports by lane."""
