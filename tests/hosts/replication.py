@@ -327,12 +327,14 @@ def write_page():
     results = judged(RESULTS, CASES)
     limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
     more = {"back_ms": "on again s", "degraded": "degraded"}
-    table = tables.verdicts(results["cases"], limits, more)
+    table = tables.verdicts(results["cases"], limits, **more)
     head = (
         f"RocketMQ {results['version']}. Where a master dies every sender goes on "
         f"{BACK_LIMIT_MS / 1000:g} s after the route has the next one, at the latest. "
     )
-    text = f"{head}{SHORT_PAUSES}\n\n{table}\n## By mode\n\n{tables.modes(results['cases'], more)}"
+    text = (
+        f"{head}{SHORT_PAUSES}\n\n{table}\n## By mode\n\n{tables.modes(results['cases'], **more)}"
+    )
     tables.write_parts(PAGE, {"replication": text})
 
 

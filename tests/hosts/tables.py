@@ -8,9 +8,6 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-_NONE = {}
-
-
 def store(path, results, *, whole):
     """Write results. Unless `whole`, replace only the stored cases of the same names."""
     cases = list(results["cases"])
@@ -49,7 +46,7 @@ def lines(head, rows):
     return "".join("| " + " | ".join(part) + " |\n" for part in parts)
 
 
-def verdicts(cases, limits, more=_NONE):
+def verdicts(cases, limits, **more):
     """Return a table with a line per case: ranges or sums of figures, and broken promises.
 
     Args:
@@ -75,8 +72,8 @@ def _promise(case):
     return "covered" if case["covered"] else "may_fail" if case["may_fail"] else "open"
 
 
-def modes(cases, more=_NONE):
-    """Return a table per case, with a line per mode."""
+def modes(cases, **more):
+    """Return a table per case, with a line per mode; `more` as in `verdicts`."""
     columns = {**_COLUMNS, **more}
     texts = []
     for case in cases:

@@ -24,9 +24,7 @@ _INSIDE = "--inside"
 def main():
     """Return the exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser("tests.soak")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--hours", type=float, default=2.0)
-    length.add_argument("--minutes", type=float)
+    parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--rate", type=int, default=240, help="rows/s of all lanes together")
     parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
@@ -48,7 +46,7 @@ def main():
                     f"{path}: hosts have a /tmp and a /run of their own, which end with them"
                 )
         return _in_session(["--seed", str(args.seed)])
-    args.seconds = (args.minutes * 60) if args.minutes else args.hours * 3600
+    args.seconds = args.minutes * 60
     with tempfile.TemporaryDirectory(prefix="rocket-sink-soak-") as folder:
         soak = Soak(Path(folder), args)
         for number in (signal.SIGINT, signal.SIGTERM):

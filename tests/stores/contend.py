@@ -6,7 +6,6 @@ seen that the version is free. delta-rs, which takes no part, reads the table.
 
 import contextlib
 import threading
-import time
 from collections import Counter
 
 import deltalake
@@ -18,6 +17,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import resolve_path
 from tests.integration.lanes import LANES
 from tests.ledger.values import context, sends
+from tests.producer.waiting import until
 from tests.stores.cases import Judge, stored_keys
 from tests.stores.drivers import Work, together
 
@@ -95,12 +95,13 @@ def conditions(world, judge):
 
 def _create_when_asked_again(world, place):
     """Make the ledger, like a user who tries again when the store denies access."""
-    for _ in range(20):
+
+    def is_made():
         with contextlib.suppress(LedgerError):
             Ledger(place.uri).create(world.spark)
-            return
-        time.sleep(0.5)
-    raise AssertionError(f"{place.uri} cannot be made")
+            return True
+
+    until(is_made, 30, 0.5, f"{place.uri} cannot be made")
 
 
 def _denied(world, place):
