@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import AuthenticationError, DeliveryError, PermissionDeniedError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
-from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
+from rocket_sink.producer.engine.stored_check import (
+    LACKS_SUB,
+    LOOK_UP_S,
+    IsCopy,
+    look_up,
+    topics_of,
+)
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import INT64_MAX, Frame
 from rocket_sink.wire.requests import query_max_offset
@@ -59,7 +65,7 @@ class StoredMessages:
     by_route: bool = True
     torn: dict[str, StoredMessage] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
-    _bodies: Mapping[str, bytes] = field(default_factory=dict)
+    _tests: Mapping[str, IsCopy] = field(default_factory=dict)
     _ends: dict[MessageQueue, int] = field(default_factory=dict)
     """The ends of queues, as of the last look."""
     _found: set[str] = field(default_factory=set)
@@ -80,11 +86,11 @@ class StoredMessages:
 
     def find(self, topic: str, ids: Collection[str], *, timed: bool) -> set[str]:
         """Return the ids for which a broker has a whole message, not only a torn copy. With {id:
-        body} only a message with this body counts: without `delivery=effectively_once` several
-        messages may have one id."""
+        function} only a message for which the function is true counts: without
+        `delivery=effectively_once` several messages may have one id."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
-        self._bodies = ids if isinstance(ids, Mapping) else {}
+        self._tests = ids if isinstance(ids, Mapping) else {}
         queries = [
             (name, at, wanted_id)
             for wanted_id in ids
@@ -145,7 +151,7 @@ class StoredMessages:
         look_up(
             engine.client, address, topic, message_id, done,
             since_ms=self.since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
-            body=self._bodies.get(message_id),
+            is_copy=self._tests.get(message_id),
         )  # fmt: skip
 
     def _take(self, query: Query, address: str, message: StoredMessage) -> None:

@@ -55,6 +55,8 @@ from rocket_sink.wire.stored import StoredMessage, decode_stored
 
 _LOG: Final = log.logger(__name__)
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
+IsCopy = Callable[[StoredMessage], bool]
+"""Returns whether a stored message with the right id is the message that is looked for."""
 
 CLOCKS_APART_MS: Final = 86_400_000
 """Largest difference between the clocks of sender and broker; look-ups skip older index files."""
@@ -105,19 +107,19 @@ def look_up(
     since_ms: int,
     deadline_s: float,
     now_s: float,
-    body: bytes | None = None,
+    is_copy: IsCopy | None = None,
 ) -> None:
     """Ask one broker for the message with this id, and call `done(message, error, now_s)` once. The
     message is None if the broker does not have the message, and `StoredMessage.torn` if the broker
     has no whole copy. Messages from before `since_ms` (ms since 1970) are not searched, because the
-    caller knows that the message is younger. With a `body`, messages with another body do not
-    count; without one, no body is read."""
+    caller knows that the message is younger. With `is_copy` only messages for which it is true
+    count; without it, no body is read."""
 
     def on_answer(answer: Frame | None, error: SendError | None, at_s: float) -> None:
         message = None
         if answer is not None:
             try:
-                message = _message_in(answer, message_id, body)
+                message = _message_in(answer, message_id, is_copy)
                 if message is not None:
                     warn_of_replaced(message, address)
             except SendError as refused:
@@ -136,16 +138,16 @@ def look_up(
     client.call(address, frame, Call(on_answer), deadline_s=deadline_s, now_s=now_s)
 
 
-def _message_in(answer: Frame, message_id: str, body: bytes | None) -> StoredMessage | None:
+def _message_in(answer: Frame, message_id: str, is_copy: IsCopy | None) -> StoredMessage | None:
     if answer.code not in _ANSWERS:
         error = error_for_answer(answer.code, answer.remark)
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
     matches = decode_stored(
-        answer.body, wanted=lambda own: own.get(UNIQ_KEY) == message_id, bodies=body is not None
+        answer.body, wanted=lambda own: own.get(UNIQ_KEY) == message_id, bodies=is_copy is not None
     )
-    same = (message for message in matches if body is None or message.body == body)
+    same = filter(is_copy, matches) if is_copy else matches
     # The newest copy: an older one may be of a topic that was deleted and made anew since.
     return min(same, key=lambda copy: (copy.torn, -copy.commit_log_offset), default=None)
 

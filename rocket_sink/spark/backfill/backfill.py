@@ -272,8 +272,8 @@ class Backfill:
         return rows
 
     def _in_order(self, letters: DataFrame, tasks: int) -> DataFrame:
-        """Return the letters with each key in one partition, sorted by `_place`."""
-        spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
+        """Return the letters with each key, or else each id, in one partition by `_place`."""
+        spread = F.coalesce(F.col("sharding_key"), F.col("message_id"))
         named = ("unknown_at", "was_stored", *SENT_COLUMNS)
         columns = [name for name in named if name in letters.columns]
         return (

@@ -9,7 +9,9 @@ Dead letters come sorted per key. A task sends them in chunks, by the `TaskSende
 A killed backfill leaves at most one chunk per task without a noted result. Before the next backfill
 sends such letters, or letters with an unknown outcome, it asks brokers for their message ids: the
 brokers of the topic's route, and with effectively_once also the broker that had not answered. A
-message counts as not stored if none of these brokers has it after `storedCheckDelay`. A dead letter
+message counts as not stored if none of these brokers has it after `storedCheckDelay`. Several dead
+letters may have one id, so a stored message needs the letter's body, tags and sharding key, and
+settles one letter: after it, a letter with the same content is sent. A dead letter
 whose resend fails stays pending, and gets no second dead letter. Later dead letters of its key are
 held back, to keep the key's order.
 
@@ -27,6 +29,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -45,10 +48,12 @@ from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.files import has_earlier_attempt
 from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.message_rules import TAG_BLANKS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import per_task_rate
+from rocket_sink.producer.engine.stored_check import IsCopy
 from rocket_sink.producer.pool import worker_pool
 from rocket_sink.rows.contract import DELAY_COLUMNS, resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
@@ -56,6 +61,8 @@ from rocket_sink.spark.context import run_context
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
+from rocket_sink.wire.properties import SHARDING_KEY, TAGS
+from rocket_sink.wire.stored import StoredMessage
 
 _ADVICE: Final = (
     "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
@@ -129,6 +136,10 @@ class Resent:
         return pa.RecordBatch.from_pydict({"result": [json.dumps(vars(self))]})
 
 
+_Content = tuple[Any, ...]
+"""What two dead letters with one id may differ in: topic, message id, sharding key, tags, body."""
+
+
 class _Failure(NamedTuple):
     code: str
     text: str
@@ -173,6 +184,8 @@ class Resender:
         self._failed: dict[str, _Failure] = {}
         """Failures of the chunk, by message id."""
         self._stopped_keys: set[tuple[str, str]] = set()
+        self._contents: set[int] = set()
+        """Hashes of the contents of settled letters. A copy of theirs is no copy of later ones."""
         self._hopeless = False
         self.total = Resent()
 
@@ -234,6 +247,8 @@ class Resender:
         doubtful = chunk["open"]
         if self.ask_all:
             doubtful = pc.invert(chunk["was_stored"])
+        is_new = [hash(content) not in self._contents for content in _contents(chunk)]
+        doubtful = pc.and_(doubtful, pa.array(is_new, pa.bool_()))
         try:
             stored_ids = self._stored_ids(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
@@ -243,8 +258,7 @@ class Resender:
                 f"cannot ask whether dead letters that may have been sent are stored: {error}"
             )
             return chunk
-        # A letter that was never sent may have a stored id, too. So count only doubtful letters.
-        is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
+        is_found = _in(chunk["message_id"], stored_ids)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
         self.total.found += stored.num_rows
@@ -259,17 +273,15 @@ class Resender:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
             SendError: the error is fatal, or no name server answers.
         """
-        ids: dict[tuple[str, bool], dict[str, bytes]] = {}
+        ids: dict[tuple[str, bool], dict[str, IsCopy]] = {}
         options, stored_ids = self.options, set[str]()
-        names = ("topic", "message_id", "body", "unknown_at", *DELAY_COLUMNS)
+        names = ("topic", "message_id", "unknown_at", *DELAY_COLUMNS)
         present = [name for name in names if name in letters.schema.names]
-        for letter in letters.select(present).to_pylist():
+        rows = letters.select(present).to_pylist()
+        for letter, content in zip(rows, _contents(letters), strict=True):
             topic = self._homes.topic_of(letter["topic"])
             timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
-            body = letter["body"]
-            # A table may have texts, which are stored as UTF-8.
-            body = body.encode() if isinstance(body, str) else body
-            ids.setdefault((topic, timed), {})[letter["message_id"]] = body
+            ids.setdefault((topic, timed), {})[letter["message_id"]] = partial(_is_copy, content)
             broker = letter.get("unknown_at")
             if broker and options.delivery == "effectively_once" and not options.topic:
                 self._silent.setdefault(topic, set()).add(broker)
@@ -364,6 +376,8 @@ class Resender:
 
     def _resolve(self, stored: pa.RecordBatch, note: str | None = None) -> None:
         if stored.num_rows:
+            fresh = stored.filter(pc.invert(stored["was_stored"]))
+            self._contents.update(map(hash, _contents(fresh)))
             columns = {**_names(stored), "resolution": "resent", "note": note}
             self.spool.append(resolution_rows(columns, self.ctx))
 
@@ -445,6 +459,27 @@ def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             start, ids = row, set()
         ids.add(message_id)
     yield letters.slice(start)
+
+
+def _contents(letters: pa.RecordBatch) -> list[_Content]:
+    names = letters.schema.names
+    tags = letters["tags"].to_pylist() if "tags" in names else [None] * letters.num_rows
+    # A table may have texts, which are stored as UTF-8.
+    bodies = letters["body"].cast(pa.binary()).to_pylist()
+    columns = (letters[name].to_pylist() for name in ("topic", "message_id", "sharding_key"))
+    return list(zip(*columns, map(_plain_tags, tags), bodies, strict=True))
+
+
+def _is_copy(content: _Content, message: StoredMessage) -> bool:
+    """Return whether a stored message with the letter's id has the letter's content, too."""
+    own = message.properties
+    stored = own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body
+    return stored == content[2:]
+
+
+def _plain_tags(tags: str | None) -> str:
+    """Return the tags without what is cut off before a send."""
+    return (tags or "").strip(TAG_BLANKS)
 
 
 def _names(chunk: pa.RecordBatch) -> dict[str, Any]:

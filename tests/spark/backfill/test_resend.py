@@ -140,18 +140,24 @@ def test_all_are_stored_under_their_ids_and_resolved(bed):
     assert sorted(ids) == sorted(batch["message_id"].to_pylist())
 
 
-def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(bed):
-    """The letters are two versions of an order, of unknown outcome; the first is stored."""
-    bed.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
-    again = letters(
-        ["A", "A"], letter_id=["one", "two"], message_id=["order-17"] * 2,
-        body=[b"price 1", b"price 2"], open=[True, True],
-    )  # fmt: skip
-    total, spool = bed.send(again)
-    assert (total.found, total.resent) == (1, 1)
-    assert spool.resolved() == {"one", "two"}
-    # The first letter had no key, so it may go to any queue.
-    assert sorted(message.body for message in bed.stored()) == [b"price 1", b"price 2"]
+@pytest.mark.parametrize(
+    "columns",
+    [{"body": [b"price 1", b"price 2"]}, {"body": [b"state"] * 2, "tags": ["on", "off"]},
+     {"body": [b"state"] * 2, "keys": ["A", "B"]}, {"body": [b"same"] * 2}],
+)  # fmt: skip
+@pytest.mark.parametrize("stored", [0, 1])
+def test_a_stored_message_settles_one_letter_of_its_content(bed, columns, stored):
+    """Two letters of unknown outcome have one id, as two versions of an order have."""
+    more = {"message_id": ["order-17"] * 2, "open": [True] * 2, **columns}
+    both = letters(more.pop("keys", ["A", "A"]), **more)
+    bed.send(both[stored : stored + 1])
+    total, spool = bed.send(both)
+    assert (total.found, total.resent, len(spool.resolved())) == (1, 1, 2)
+    contents = both.select(["body", "tags", "sharding_key"]).to_pylist()
+    assert Counter(tuple(content.values()) for content in contents) == Counter(
+        (message.body, *map(message.properties.get, ("TAGS", "__SHARDINGKEY")))
+        for message in bed.stored()
+    )
 
 
 def test_a_keys_letters_are_stored_in_order(bed):
