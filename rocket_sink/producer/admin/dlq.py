@@ -4,11 +4,12 @@ After the last delivery attempt a broker moves the message to this topic, and ad
 (`RETRY_TOPIC`) and the first offset id (`ORIGIN_MESSAGE_ID`) to the message's properties
 (AbstractSendMessageProcessor). Dead letters stay in the topic until they expire.
 
-A resent message has the client id and the body of its dead letter, and its counter
+A resent message has the client id and the content of its dead letter, and its counter
 `ROCKET_SINK_RESENDS` is one higher. If the origin topic contains such a message, the dead letter is
 not sent again. The id alone would not do: programs may give several messages one id, such as that
-of an order. A resent message that becomes a dead letter keeps the counter, so the counter also
-limits resends."""
+of an order, and several of these may be equal. So tags and keys count, too, and each such message
+is the copy of one message: of the dead letters with one ORIGIN_MESSAGE_ID. A resent message that
+becomes a dead letter keeps the counter, so the counter also limits resends."""
 
 from __future__ import annotations
 
@@ -51,12 +52,13 @@ class DeadLetter:
     @property
     def message_id(self) -> str:
         """The client id of the message; if it has none, its first offset id."""
+        return self.message.message_id or self.origin_id
+
+    @property
+    def origin_id(self) -> str:
+        """The first offset id of the message; if it is unknown, that of the dead letter."""
         properties = self.message.properties
-        return (
-            self.message.message_id
-            or properties.get(ORIGIN_MESSAGE_ID)
-            or self.message.offset_message_id
-        )
+        return properties.get(ORIGIN_MESSAGE_ID) or self.message.offset_message_id
 
     @property
     def resends(self) -> int:
@@ -186,6 +188,8 @@ class Resender:
     again: bool = False
     report: ResendReport = field(default_factory=ResendReport)
     _stopped: set[tuple[str, str]] = field(default_factory=set)
+    _copied: dict[str, str] = field(default_factory=dict)
+    """{offset message id of a resent message: that of the message that it is a copy of}"""
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
         """Send a dead letter, or skip it or hold it back, and count it in the report. Return None
@@ -213,6 +217,7 @@ class Resender:
             if key[1]:
                 self._stopped.add(key)
             return None
+        self._copied[result.offset_message_id] = dead_letter.origin_id
         report.resent += 1
         report.degraded += result.status != "SEND_OK"
         return result
@@ -222,20 +227,29 @@ class Resender:
             self.report.left_alone += 1
             return True
         try:
+            message, origin = letter.to_message(topic), letter.origin_id
             # Bodies may be large, so read them only if there is a resent message.
             resent = self._resent(letter, topic, bodies=False)
-            if resent and letter.message.body in self._resent(letter, topic, bodies=True):
-                self.report.already += 1
-                return True
+            copies = self._resent(letter, topic, bodies=True) if resent else ()
+            for copy in filter(partial(_is_copy, message), copies):
+                if self._copied.setdefault(copy.offset_message_id, origin) == origin:
+                    self.report.already += 1
+                    return True
         except NoRouteError:
             # A topic without a route contains no resent message, and the send may create it.
             pass
         return False
 
-    def _resent(self, letter: DeadLetter, topic: str, *, bodies: bool) -> list[bytes]:
-        """Return the bodies of messages with the letter's client id that were resent later."""
+    def _resent(self, letter: DeadLetter, topic: str, *, bodies: bool) -> list[StoredMessage]:
+        """Return the messages with the letter's client id that were resent later."""
         copies = self.admin.query_by_unique_key(topic, letter.message_id, bodies=bodies)
-        return [copy.body for copy in copies if resends_of(copy) > letter.resends]
+        return [copy for copy in copies if resends_of(copy) > letter.resends]
+
+
+def _is_copy(message: Message, copy: StoredMessage) -> bool:
+    own = copy.properties
+    stored = copy.body, own.get(TAGS), split_keys(own), own.get(SHARDING_KEY)
+    return stored == (message.body, message.tags, message.keys, message.sharding_key)
 
 
 def resends_of(message: StoredMessage) -> int:

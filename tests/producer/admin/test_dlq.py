@@ -105,13 +105,14 @@ def test_whatever_java_sends_is_sent_again(cluster, run, text):
     give_up(cluster, 1, TAGS=text, KEYS=f"{text} k2", __SHARDINGKEY=text, value=text, **{text: "v"})
     assert (report := run()).resent == 1, report.failures
     (message,) = cluster.messages("orders")
+    assert run().already == 1
     for name, value in (("TAGS", text), ("KEYS", f"{text} k2"), ("value", text), (text, "v")):
         assert message.properties[name] == value
 
 
 def test_a_topic_that_is_not_there_is_left_to_the_send(cluster, admin):
     give_up(cluster, 1)
-    send = MagicMock(return_value=SimpleNamespace(status="SEND_OK"))
+    send = MagicMock(return_value=SimpleNamespace(status="SEND_OK", offset_message_id=""))
     resender = Resender(admin, send, to_topic="new")
     for letter in dlq.read(admin, DlqQuery(GROUP)):
         resender.resend(letter)
@@ -151,9 +152,20 @@ def test_running_twice_sends_once(cluster, run):
 def test_an_id_with_a_blank_is_found_again(cluster, admin, run):
     for number in (1, 2):
         give_up(cluster, number, UNIQ_KEY="order 1")
-    assert [run().resent for _ in range(2)] == [2, 0], "a letter is known by id and body"
+    assert [run().resent for _ in range(2)] == [2, 0], "a letter is known by id and content"
     assert admin.query_by_unique_key("orders", "order 1")
     assert not admin.query_by_unique_key("orders", "order")
+
+
+@pytest.mark.parametrize(
+    ("more", "resent"), [({}, 1), ({"ORIGIN_MESSAGE_ID": "OTHER"}, 2), ({"TAGS": "other"}, 2)]
+)
+def test_a_copy_is_that_of_one_message(cluster, run, more, resent):
+    """Two letters have one id and body; with one ORIGIN_MESSAGE_ID they are one message."""
+    give_up(cluster, 1)
+    give_up(cluster, 1, **more)
+    assert [run().resent for _ in range(2)] == [resent, 0]
+    assert len(cluster.messages("orders")) == resent
 
 
 def test_what_failed_again_is_sent_again_until_it_is_enough(cluster, run):
