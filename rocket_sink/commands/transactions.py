@@ -30,6 +30,8 @@ from rocket_sink.commands.common.sink_input import (
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.sql import Scope, with_full_id
+from rocket_sink.ledger.views import reader
 from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
 
@@ -113,9 +115,11 @@ def settle(query: str | None, refused: bool, dry_run: bool, **spark: Any) -> int
     with _open_session("settle", asks=not dry_run, **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionCommitter
 
+        ledger = Ledger(options.ledger)
+        whole_id = with_full_id(Scope(query), reader(ledger.rows(session)), ledger.uri).query_id
         committer = TransactionCommitter(session, options, ordered=True)
         epochs = committer.open_epochs(refused=refused)
-        rows = [row for row in epochs if row.query_id.startswith(query or "")]
+        rows = [row for row in epochs if whole_id in (None, row.query_id)]
         if dry_run:
             _print_plan(rows)
             return 0

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock, call
 
+import duckdb
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
@@ -196,6 +198,13 @@ def committer(monkeypatch):
     frame.select.return_value.distinct.return_value.collect.return_value = [
         Row(topics=["of the ledger"])
     ]
+
+    def query(sql):
+        ledger_rows = pa.table({"query_id": [row.query_id for row in committer.rows]})
+        return duckdb.from_arrow(ledger_rows).query("ledger_rows", sql).to_arrow_table()
+
+    monkeypatch.setattr("rocket_sink.commands.transactions.reader", lambda rows: query)
+    monkeypatch.setattr(LEDGER + "rows", lambda *_: None)
     monkeypatch.setattr(LEDGER + "transactions", committer.listed)
     monkeypatch.setattr(LEDGER + "sync", lambda *_: FoldSummary())
     return committer
@@ -236,6 +245,13 @@ def test_open_transactions_are_settled(committer, ledger, cluster, more, ends, l
     document = run("transactions settle", ledger, *names, "--json", code=code).json()
     assert [bool(each["error"]) for each in document] == ["stays open" in line for line in lines]
     assert sum(each["refused"] for each in document) == (2 if LOST in ends.values() else 0)
+
+
+def test_a_query_whose_id_begins_with_anothers_is_not_settled_for_it(committer, ledger, cluster):
+    committer.rows = [epoch("orders", 6), epoch("orders-eu", 0)]
+    names = ("-n", cluster.name_server, "--query")
+    assert "no transaction is open" in run("transactions settle", ledger, *names, "orders").err
+    assert "orders, orders-eu" in run("transactions settle", ledger, *names, "ord", code=1).err
 
 
 def test_the_bar_counts_the_messages_of_all_transactions(committer):
