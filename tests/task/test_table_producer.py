@@ -84,6 +84,8 @@ def test_what_came_back_can_be_sent_again(cluster, make):
     assert second.summary.acked == 50
     stored = {m.message_id for m in cluster.messages("orders")}
     assert stored == set(first.dead_letters["message_id"].to_pylist())
+    cluster.kill()
+    assert producer.send(table(5)).summary.dead == 5, "no source would be consumed"
 
 
 def test_the_options_may_want_an_error(make):

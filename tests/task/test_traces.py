@@ -22,9 +22,11 @@ cluster = scripted_cluster(**{TOPIC: 1})
 
 
 def send(cluster, ledger, columns, **options):
-    defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
-                "traceSample": 1, "producerGroup": "g", **options}  # fmt: skip
-    return run_task(SinkOptions.parse(defaults), CTX, columns)
+    defaults = {
+        "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger), "traceSample": 1,
+        "producerGroup": "g", "sendMsgTimeout": 60_000,
+    }  # fmt: skip
+    return run_task(SinkOptions.parse({**defaults, **options}), CTX, columns)
 
 
 def traces(cluster):
@@ -89,7 +91,7 @@ def test_a_trace_fails_and_delays_nothing(cluster, tmp_path, behaviour):
     if behaviour is None:
         cluster.create_topic("t", 4)
         options |= {"traceTopic": "nowhere", "createTopic": ""}
-    summary = send(cluster, tmp_path, {"body": [b"x"] * 500}, sendMsgTimeout=60_000, **options)
+    summary = send(cluster, tmp_path, {"body": [b"x"] * 500}, **options)
     assert (summary.acked, summary.dead, summary.unknown) == (500, 0, 0)
     assert len(cluster.messages("t")) == 500
 
