@@ -259,7 +259,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    ("count", "options", "hooks", "sizes", "left"),
+    ("count", "options", "hooks", "sizes", "remaining"),
     [
         (7, {}, (), [1] * 7, 0), (8, {}, (), [8], 0), (8, {}, ("hook",), [1] * 8, 0),
         (300, {}, (), [256, 44], 0), (260, {}, (), [256, 1, 1, 1, 1], 0),
@@ -267,7 +267,7 @@ class Engine:
         (600, {"backPressureForAsyncSendSize": 1024}, (), [256], 344),
     ],
 )  # fmt: skip
-def test_requests_are_taken_in_groups_while_there_is_room(count, options, hooks, sizes, left):
+def test_requests_are_taken_in_groups_while_there_is_room(count, options, hooks, sizes, remaining):
     engine = Engine(**options)
     engine.client.rpc_hooks = hooks
     queue = RequestQueue(engine)
@@ -275,11 +275,11 @@ def test_requests_are_taken_in_groups_while_there_is_room(count, options, hooks,
     for request in requests:
         queue.put(request)
     queue.drain()
-    assert (engine.sizes(), list(queue.requests)) == (sizes, requests[count - left :])
-    assert queue.has_room() is not left
+    assert (engine.sizes(), list(queue.requests)) == (sizes, requests[count - remaining :])
+    assert queue.has_room() is not bool(remaining)
     engine.window.requests = engine.window.bytes = 0
     queue.drain()
-    assert not queue.requests or len(queue.requests) < left
+    assert not queue.requests or len(queue.requests) < remaining
     assert not queue._bytes or queue.requests
 
 
@@ -513,7 +513,7 @@ def test_a_degraded_half_message_is_rolled_back_although_its_send_fails():
     [("g", lambda m: COMMIT, "8"), ("g", lambda m: 1 / 0, "0"), ("other", lambda m: COMMIT, ""),
      ("g", None, "")],
 )  # fmt: skip
-def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, flag):
+def test_a_check_is_answered_with_its_own_fields(monkeypatch, caplog, group, listener, flag):
     message = StoredMessage("orders", b"x", properties={"UNIQ_KEY": "ID"})
     check = TransactionCheck(
         producer_group=group, topic="orders", tran_state_table_offset=5, commit_log_offset=1000,
@@ -527,7 +527,10 @@ def test_a_check_is_answered_with_its_own_fields(monkeypatch, group, listener, f
         "rocket_sink.producer.transactions.decode_transaction_check", lambda f: check
     )
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
-    client.take_check(SimpleNamespace(address="a:1"), Frame(39))
+    monkeypatch.setattr("rocket_sink.producer.transactions._HELD_CHECKS", 1)
+    for _ in range(2):
+        client.take_check(SimpleNamespace(address="a:1"), Frame(39))
+    assert ("1 transaction checks wait; one more is dropped" in caplog.text) is bool(flag)
     assert (client._checks is not None) is bool(flag)
     if flag:
         client._answer_check(*client._checks.get_nowait())

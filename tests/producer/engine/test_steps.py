@@ -475,7 +475,7 @@ GONE = errors.NoRouteError("gone")
 
 
 @pytest.mark.parametrize(
-    ("error", "is_unresolvable", "is_fetching", "left_s", "kind"),
+    ("error", "is_unresolvable", "is_fetching", "remaining_s", "kind"),
     [
         (None, False, True, 1.0, None), (None, False, True, 0.0, errors.NoRouteError),
         (GONE, False, True, 1.0, None), (GONE, False, True, 0.0, errors.NoRouteError),
@@ -485,7 +485,7 @@ GONE = errors.NoRouteError("gone")
         (errors.TlsRefusedError("no"), False, True, 1.0, None),
     ],
 )  # fmt: skip
-def test_a_route_that_is_not_known(error, is_unresolvable, is_fetching, left_s, kind):
+def test_a_route_that_is_not_known(error, is_unresolvable, is_fetching, remaining_s, kind):
     engine = object.__new__(SendEngine)
     engine.clock = lambda: NOW_S
     engine.routes = SimpleNamespace(
@@ -493,10 +493,10 @@ def test_a_route_that_is_not_known(error, is_unresolvable, is_fetching, left_s, 
         is_unresolvable=lambda topic: is_unresolvable,
     )  # fmt: skip
     if kind is None:
-        assert engine.known_route("t", NOW_S + left_s) is None
+        assert engine.known_route("t", NOW_S + remaining_s) is None
         return
     with pytest.raises(kind) as caught:
-        engine.known_route("t", NOW_S + left_s)
+        engine.known_route("t", NOW_S + remaining_s)
     assert caught.value is not error
 
 
