@@ -424,6 +424,9 @@ def test_what_an_error_of_a_read_says(place, monkeypatch, error, says):
     error = OSError("y" * 999)
     with pytest.raises(LedgerError, match=r"read now: y{400}$"):
         delta_rs.last_version(place, stand_in, "q")
+    error = KeyError("a defect")
+    with pytest.raises(KeyError):
+        delta_rs.selected_rows(table, None, [])
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,10 @@ def test_a_file_of_a_running_attempt_is_left(place):
     for kind in ("dead_letter", "epoch"):
         Path(place.root, f"kind={kind}", "cut.parquet").touch()
         Path(place.root, f"kind={kind}", "folder").mkdir()
-    before = sorted(Path(place.root).glob("kind=*/*"))
+    before, version = sorted(Path(place.root).glob("kind=*/*")), open_table(place).version()
     assert erase_letters(SPARK, place, [], "none") == Erased(0, 0, 0, 3)
     assert sorted(Path(place.root).glob("kind=*/*")) == before
+    assert open_table(place).version() == version
 
 
 @pytest.mark.parametrize("others", [4, 5])
