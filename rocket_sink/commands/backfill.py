@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +42,8 @@ from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from rocket_sink.spark.backfill.backfill import Backfill, Plan
     from rocket_sink.spark.backfill.resend import Resent
 
@@ -146,12 +150,12 @@ def backfill(
         selection = Selection(reasons, only_topic, where, since, until, limit, max_tries, again)
         source = None
         if name:
-            source = Table(session.table(name), name, options)
+            source = Table(session.table(name), _full_name(session, name), options)
         elif path:
             path = absolute(path)
             files = Source(form, path, schema, source_option).read(session, streaming=False)
             is_text = form in ("csv", "json", "text", "xml")
-            source = Table(files, path, options, is_text)
+            source = Table(files, _real_path(path), options, is_text)
         work = Backfill(
             session, options, selection, source, move_keys=move_keys,
             wait_s=0.0 if no_wait else None,
@@ -171,6 +175,25 @@ def backfill(
             done = _run(work, plan)
     _print_done(plan, done, work.noun)
     return 1 if done.unsettled else 0
+
+
+def _full_name(session: SparkSession, name: str) -> str:
+    """Return a table's name with its catalog and database. A table has several names, and rows that
+    were sent under one of them must not be sent again under another."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        entry = session.catalog.getTable(name)
+    except AnalysisException:  # Spark reads parquet.`/data/old` as a table, too.
+        return name
+    full = ".".join(filter(None, (entry.catalog, *(entry.namespace or ()), entry.name)))
+    return full if session.conf.get("spark.sql.caseSensitive") == "true" else full.lower()
+
+
+def _real_path(path: str) -> str:
+    """Return the one name of a path, without links, for the same reason; URIs of stores stay."""
+    local = re.sub("^file:/+", "/", path)
+    return os.path.realpath(local) if local.startswith("/") else local
 
 
 def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:

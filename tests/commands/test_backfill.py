@@ -2,11 +2,14 @@
 
 import contextlib
 import datetime as dt
+import os
 from collections import Counter
 from pathlib import Path
 from unittest.mock import MagicMock, call
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.catalog import Table as CatalogTable
 
 from rocket_sink.commands import backfill as command
 from rocket_sink.spark.backfill import backfill
@@ -60,7 +63,14 @@ def planned(monkeypatch, tmp_path):
     return work
 
 
+def catalog_table(name):
+    if "`" in name:
+        raise AnalysisException(name)
+    return CatalogTable(name, "cat", ["DB"], None, "MANAGED", isTemporary=False)
+
+
 SESSION = MagicMock()
+SESSION.catalog.getTable = catalog_table
 WORDS = ("backfill", "-l", "my ledger", "-n", "127.0.0.1:9876")
 
 
@@ -136,14 +146,17 @@ def test_the_flags_are_the_selection(planned, more, selection, wanted, capsys):
 
 @pytest.mark.parametrize(
     ("more", "name", "is_text"),
-    [(("--table", "cat.t"), "cat.t", False), (("--path", "in"), "in", False),
+    [(("--table", "T"), "cat.db.t", False), (("--path", "in"), "in", False),
+     (("--table", "csv.`/T`"), "csv.`/T`", False),
+     (("--path", "file:///a/../b"), "/b", False),
+     (("--path", "s3a://b/../in"), "s3a://b/../in", False),
      (("--path", "in", "--format", "csv", "--source-option", "sep==", "--schema", "a INT"), "in",
       True)],
 )  # fmt: skip
 def test_rows_of_a_table(planned, more, name, is_text):
     assert run_command(*WORDS, *more).code == 0
     (source,) = planned.arguments[3:]
-    place = name if "." in name else str(Path(name).absolute())
+    place = name if "." in name else os.path.realpath(name)
     assert isinstance(source, Table) and (source.name, source.is_text) == (place, is_text)
     assert not planned.check_exists.called
     if is_text:
