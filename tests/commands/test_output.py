@@ -87,7 +87,7 @@ def test_a_bar(is_terminal, capsys, monkeypatch):
         bar.say(long)
         bar.advance_to(1000, "all [i]")
     captured = capsys.readouterr()
-    assert captured.out == "" and long in captured.err
+    assert captured.out == "" and long.rstrip() in captured.err
     if is_terminal:
         assert all(part in captured.err for part in ("send [b]", "1000/1000", "all [i]"))
     else:

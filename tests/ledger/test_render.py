@@ -285,7 +285,9 @@ def test_times_stay_whole_and_headings_wrap(width, expected):
     ]  # fmt: skip
     console = Console(file=io.StringIO(), width=width)
     console.print(table("Epochs", heads, rows))
-    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == expected.splitlines()
+    # Versions of rich give the columns a space more or less.
+    lines = console.file.getvalue().splitlines()
+    assert [line.split() for line in lines] == [line.split() for line in expected.splitlines()]
 
 
 @pytest.mark.parametrize(

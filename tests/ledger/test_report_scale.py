@@ -16,7 +16,7 @@ from tests.memory import PEAK_MB
 from tests.python import run_python
 
 from .night import at_second, store
-from .values import accounts, attempt, confirmed, context
+from .values import accounts, attempt, confirmed, context, one_batch
 
 MEMORY_MB = 3 << 10
 """The limit of the process's peak: DuckDB's 1 GB, Arrow's batches, and the chart library."""
@@ -46,7 +46,7 @@ def many(folder, rows, per_file):
     sizes = [7] * len(REQUESTS)
     waiting = in_flight_rows(REQUESTS, context(), topic="t", message_count=sizes, body_bytes=sizes)
     answers = send_rows([attempt(rtt_ms=n) for n in REQUESTS], context(), requests=REQUESTS)
-    template = pa.concat_batches([waiting, answers])
+    template = one_batch([waiting, answers])
     place, epochs = resolve_path(store(folder, [])), per_file // template.num_rows
     for number in range(rows // per_file):
         if number < DISTINCT:

@@ -33,7 +33,7 @@ from rocket_sink.ledger.transport.stream import _SEAL_SIZE, _state, read_batches
 from rocket_sink.owner import this_process
 from tests.python import run_python
 
-from .values import accounts, context, letter, sends, write_manifest, write_spool
+from .values import accounts, context, letter, one_batch, sends, write_manifest, write_spool
 
 LOCAL = fs.LocalFileSystem()
 
@@ -599,7 +599,7 @@ def test_batches_that_are_missing_doubled_or_out_of_place(original, tmp_path, or
 def test_slices_are_read_as_they_were_written(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     rows = sends(context(), 20)
-    letters = pa.concat_batches([letter(context(), keys=[["k"] * n]) for n in range(20)])
+    letters = one_batch([letter(context(), keys=[["k"] * n]) for n in range(20)])
     for start in range(0, 20, 7):
         writer.append(rows.slice(start, 5), letters.slice(start, 5))
     batches = read(Path(writer.seal()))

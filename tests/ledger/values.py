@@ -153,3 +153,8 @@ def leave_to_spark(spark, root):
     ensure_table(spark, resolve_path(root))
     feature = "'delta.enableDeletionVectors' = 'true'"
     spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ({feature})")
+
+
+def one_batch(batches):
+    """Join batches as `pyarrow.concat_batches` does, which version 18 lacks."""
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -668,7 +668,7 @@ def test_a_silent_collector_is_waited_for_less_the_second_time(monkeypatch):
     assert run.is_collector_silent
     emitter.events.unfinished_tasks = 0
     lineage.flush(run)
-    assert waits == [lineage._CALL_S, lineage._SILENT_S] and waits[0] > waits[1]
+    assert waits == [lineage._LAST_S, lineage._SILENT_S] and waits[0] > waits[1]
     assert not run.is_collector_silent
 
 

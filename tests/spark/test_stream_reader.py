@@ -6,7 +6,6 @@ import threading
 from unittest.mock import Mock
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from rocket_sink import errors
 from rocket_sink.errors import ConfigurationError, SendError
@@ -22,6 +21,7 @@ from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.clusters import scripted_cluster
 from tests.spark.two_brokers import TOPIC, fill
 
+limits = pytest.importorskip("pyspark.sql.streaming.datasource")
 cluster = scripted_cluster(t=2)
 
 QUEUES = ("broker-a:0", "broker-a:1", "broker-b:0", "broker-b:1")
@@ -36,7 +36,7 @@ def offsets(*numbers):
     return {TOPIC: dict(zip(QUEUES, numbers, strict=True))}
 
 
-ALL = ReadAllAvailable()
+ALL = limits.ReadAllAvailable()
 ZERO = offsets(0, 0, 0, 0)
 
 
@@ -118,15 +118,16 @@ def test_a_limit_is_shared_out_by_what_waits(cluster, most, expected):
     stream = reader(cluster, maxOffsetsPerTrigger=str(most))
     fill(cluster, 6)
     fill(cluster, 3, broker=1)
-    assert stream.getDefaultReadLimit() == ReadMaxRows(most)
-    assert stream.latestOffset(ZERO, ReadMaxRows(most))[TOPIC] == offsets(*expected)[TOPIC]
+    assert stream.getDefaultReadLimit() == limits.ReadMaxRows(most)
+    ends = stream.latestOffset(ZERO, limits.ReadMaxRows(most))
+    assert ends[TOPIC] == offsets(*expected)[TOPIC]
     assert stream.latestOffset(ZERO, ALL)[TOPIC] == offsets(6, 0, 3, 0)[TOPIC]
 
 
 def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
     stream = reader(cluster, minOffsetsPerTrigger="3", maxTriggerDelay="1h")
     limit = stream.getDefaultReadLimit()
-    assert limit == ReadMinRows(3)
+    assert limit == limits.ReadMinRows(3)
     fill(cluster, 1)
     # The first epoch of a start waits for nothing.
     first = stream.latestOffset(ZERO, limit)
@@ -149,7 +150,10 @@ def test_available_now_ends_where_the_topic_ended_at_the_start(cluster):
     # A query that begins with `latest` may begin later, and a topic may be made anew.
     for begin, last in ((0, 2), (2, 2), (3, 3), (9, 4)):
         start = offsets(begin, 0, 0, 0)
-        assert stream.latestOffset(start, ReadMinRows(100))[TOPIC] == offsets(last, 0, 0, 0)[TOPIC]
+        assert (
+            stream.latestOffset(start, limits.ReadMinRows(100))[TOPIC]
+            == offsets(last, 0, 0, 0)[TOPIC]
+        )
 
 
 def test_a_new_queue_is_read_from_its_first_message(cluster):
@@ -159,7 +163,7 @@ def test_a_new_queue_is_read_from_its_first_message(cluster):
     fill(cluster, 2, queue=2)
     end = stream.latestOffset(start, ALL)
     assert end[TOPIC] == {**start[TOPIC], "broker-a:2": 2, "broker-b:2": 0}
-    few = stream.latestOffset(start, ReadMaxRows(1))
+    few = stream.latestOffset(start, limits.ReadMaxRows(1))
     assert few[TOPIC]["broker-a:2"] == 1
     assert bodies(stream, start, end) == ["020", "021"]
 
