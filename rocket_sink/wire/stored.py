@@ -96,6 +96,8 @@ class Allowance:
             )
 
 
+IsCopy: TypeAlias = Callable[[StoredMessage], bool]
+"""A function that tells whether a stored message with the right id is the one that is sought."""
 Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
 """A function that selects messages by their properties."""
 

@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import AuthenticationError, DeliveryError, PermissionDeniedError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
-from rocket_sink.producer.engine.stored_check import (
-    LACKS_SUB,
-    LOOK_UP_S,
-    IsCopy,
-    look_up,
-    topics_of,
-)
+from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import INT64_MAX, Frame
 from rocket_sink.wire.requests import query_max_offset
 from rocket_sink.wire.responses import long_field
-from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.stored import IsCopy, StoredMessage
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine

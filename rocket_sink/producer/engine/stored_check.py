@@ -51,12 +51,10 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests import query_message
-from rocket_sink.wire.stored import StoredMessage, decode_stored
+from rocket_sink.wire.stored import IsCopy, StoredMessage, decode_stored
 
 _LOG: Final = log.logger(__name__)
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
-IsCopy = Callable[[StoredMessage], bool]
-"""Returns whether a stored message with the right id is the message that is looked for."""
 
 CLOCKS_APART_MS: Final = 86_400_000
 """Largest difference between the clocks of sender and broker; look-ups skip older index files."""

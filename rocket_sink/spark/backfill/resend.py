@@ -53,7 +53,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import per_task_rate
-from rocket_sink.producer.engine.stored_check import IsCopy
 from rocket_sink.producer.pool import worker_pool
 from rocket_sink.rows.contract import DELAY_COLUMNS, resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
@@ -62,7 +61,7 @@ from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
 from rocket_sink.wire.properties import SHARDING_KEY, TAGS
-from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.stored import IsCopy, StoredMessage
 
 _ADVICE: Final = (
     "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
@@ -473,8 +472,7 @@ def _contents(letters: pa.RecordBatch) -> list[_Content]:
 def _is_copy(content: _Content, message: StoredMessage) -> bool:
     """Return whether a stored message with the letter's id has the letter's content, too."""
     own = message.properties
-    stored = own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body
-    return stored == content[2:]
+    return content[2:] == (own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body)
 
 
 def _plain_tags(tags: str | None) -> str:
