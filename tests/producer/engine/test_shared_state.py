@@ -211,6 +211,7 @@ def test_a_full_table_refuses(tmp_path):
     assert not table.put("new", b"v")
     assert table.put("k1", b"w") and table.get("k1") == b"w"
     largest = max(size for size in range(300) if table.put("k1", bytes(size)))
+    assert largest == 256 - 10 - len("k1"), "the rest of a slot beside its head and the key"
     assert table.get("k1") == bytes(largest) and len(table.items()) == 64
 
 
