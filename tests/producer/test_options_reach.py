@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from rocket_sink.errors import BrokerBusyError, NoRouteError
-from rocket_sink.message import Message, MessageQueue
+from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, queue_for_key
@@ -82,8 +82,7 @@ def test_strict_order_makes_no_topic_unless_it_is_told_to(cluster, make_producer
 
 def test_client_id(cluster, make_producer):
     producer = make_producer(clientIp="10.1.2.3", instanceName="one", heartbeatBrokerInterval=100)
-    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
-    producer.send(Message("orders", b"x"), queue=queue)
+    producer.send(Message("orders", b"x"))
     until(lambda: cluster.requests(RequestCode.HEART_BEAT))
     (beat, *_) = cluster.requests(RequestCode.HEART_BEAT)
     assert json.loads(bytes(beat.body))["clientID"] == "10.1.2.3@one"

@@ -36,6 +36,7 @@ def drive_until(engine, is_over):
 
 
 def test_an_unknown_topic_is_named_at_once(engine):
+    assert not engine.routes.is_unresolvable("nowhere"), "nobody has asked"
     engine.routes.get("nowhere", engine.clock())
     drive_until(engine, lambda: engine.routes.is_unresolvable("nowhere"))
     with pytest.raises(NoRouteError, match="'nowhere' does not exist"):
