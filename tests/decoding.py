@@ -73,7 +73,8 @@ def _trace_value(name, text):
         return parse_int64(text, name)
     if name == "message_type":
         return MessageType(parse_int64(text, name))
-    return text.lower() == "true" if name in ("success", "from_transaction_check") else text
+    is_flag = name in ("success", "from_transaction_check")
+    return {"true": True, "false": False}[text] if is_flag else text
 
 
 def sign(ext, body, access_key, secret, token=None):

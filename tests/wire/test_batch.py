@@ -88,6 +88,14 @@ def test_a_cut_batch_is_refused(cut):
         list(iter_batch(data + data[:-cut]))
 
 
+@pytest.mark.parametrize("length", [-1, 5])
+def test_a_body_leaves_room_for_its_properties(length):
+    data = bytearray(encode_inner(b"body", ""))
+    data[16:20] = length.to_bytes(4, "big", signed=True)
+    with pytest.raises(RemoteProtocolError, match=f"a body of {length} bytes in a message of 26"):
+        list(iter_batch(data))
+
+
 @pytest.mark.parametrize("length", [-1, 0, 19, 21, 32_767])
 def test_properties_fill_a_message_exactly(length):
     data = bytearray(encode_inner(b"body", WAIT + "key\x01value\x02", 12))

@@ -52,6 +52,7 @@ def test_what_is_written_is_read(lines):
     assert set(Message("traces", b"x", keys=keys).keys) == set(words_written.split(" ")) - {""}
 
 
-def test_separators_cannot_be_written():
+@pytest.mark.parametrize("separator", ["\x01", "\x02"])
+def test_separators_cannot_be_written(separator):
     with pytest.raises(LocalProtocolError, match="AC1415116D1418B4AAC217FE1B4E0000"):
-        list(encode_traces([replace(PUB, topic="t\x01")]))
+        list(encode_traces([replace(PUB, topic=f"t{separator}")]))
