@@ -32,6 +32,8 @@ def test_c26_the_brokers_ids(host, port, expected):
 def test_c26_only_addresses_have_ids():
     with pytest.raises(LocalProtocolError, match="IP address"):
         offset_message_id("broker.example", 1, 1)
+    with pytest.raises(LocalProtocolError, match="4 or 16"):
+        MessageIds(ip=b"123", pid=1, class_hash=1)
     for text in ("", "7F", "7F0000010000238F000000000001E24X", "7F" * 17, "７F" + "0" * 30):
         with pytest.raises(RemoteProtocolError):
             decode_offset_message_id(text)
@@ -80,8 +82,3 @@ def test_several_ids_are_those_of_so_many_calls(asked):
         assert together.several(count, now_ms) == expected
     assert together.several(0, 2000) == []
     assert together.next(2000) == one_by_one.next(2000)
-
-
-def test_an_address_has_4_or_16_bytes():
-    with pytest.raises(LocalProtocolError):
-        MessageIds(ip=b"123", pid=1, class_hash=1)
