@@ -286,12 +286,12 @@ def check_whole(
 
 def _check_delivery(note: Mapping[str, Any], what: str, delivery: str) -> None:
     """Raise a CheckpointError if a note of a send that was begun names another `delivery`."""
-    begun = note.get("delivery", delivery)
-    if begun != delivery:
+    first = note.get("delivery", delivery)
+    if first != delivery:
         raise CheckpointError(
-            f"{what} was begun with delivery={begun}, and is not done. With delivery={delivery} "
+            f"{what} was begun with delivery={first}, and is not done. With delivery={delivery} "
             "the rows that are stored already would be stored again, or half messages would stay "
-            f"uncommitted. Nothing is sent. Start with delivery={begun} until this is done, and "
+            f"uncommitted. Nothing is sent. Start with delivery={first} until this is done, and "
             "change the delivery then; or give a new appId, which sends all rows again"
         )
 

@@ -240,7 +240,7 @@ class ReplayCheck:
         own = self._facts.planned_by.get(FRAME_FACT)
         for attempt in self._earlier:
             if not attempt.written_by:
-                continue  # It has made no ids.
+                continue  # The attempt has made no ids.
             if attempt.planned_by.get(FRAME_FACT, own) != own:
                 # The failed write of the `appId` had another frame, whose equal rows are not these.
                 self._stored = None
