@@ -127,19 +127,20 @@ def test_keys_of_an_attempt_that_does_not_count_are_let_go(ledger, place, keys):
     Rows that were held back behind those keys hold nothing by themselves.
     """
     first = context(epoch=2, partition=3)
-    keys.note(first, {"t": {"a"}})
-    ledger.append(JAVALESS, letter(first, sharding_key="a"), accounts(first, dead=1))
+    keys.note(first, {"t": {"a", "b"}})
+    letters = [letter(first, sharding_key=key) for key in "ab"]
+    ledger.append(JAVALESS, *letters, accounts(first, dead=2))
     assert release(JAVALESS, place) == 0, "it counts as long as no other run is there"
 
     replay = context(epoch=2, partition=0, run_id="run-2", task_attempt_id=1)
     ledger.append(JAVALESS, accounts(replay, acked=1), confirmed(replay, 1))
     replay_later = context(epoch=3, run_id="run-2", task_attempt_id=2)
-    assert keys.held_for(replay_later) == {"t": {"a"}}
+    assert keys.held_for(replay_later) == {"t": {"a", "b"}}
     keys.note(replay_later, {"t": {"a", "b"}})
     back = letter(replay_later, sharding_key="a", reason="held_back")
     other = letter(replay_later, sharding_key="b")
     ledger.append(JAVALESS, back, other, accounts(replay_later, dead=2))
-    assert release(JAVALESS, place) == 2, "a twice: it is held back behind nothing that counts"
+    assert release(JAVALESS, place) == 3, "a twice: it is held back behind nothing that counts"
     assert keys.held_for(context(epoch=9)) == {"t": {"b"}}, "b has a letter of its own"
 
     ledger.append(JAVALESS, resolved(other, "resent"))
