@@ -136,7 +136,7 @@ class Resent:
 
 
 _Content = tuple[Any, ...]
-"""Topic, message id, sharding key, tags and body: two dead letters with one id may differ in them."""
+"""Topic, message id, sharding key, tags and body: letters with one id may differ in them."""
 
 
 class _Failure(NamedTuple):

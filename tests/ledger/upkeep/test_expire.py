@@ -24,7 +24,7 @@ from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.ledger.views import reader
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
-from tests.growth import SPARK, Growth
+from tests.growth import SPARK, TASKS, Growth
 from tests.ledger.views import quick_ledger
 from tests.run_command import run_command
 
@@ -330,3 +330,32 @@ def test_the_options_know_the_ledgers_kinds():
     for wrong in ("send", "send=soon", "send=0", "letters=3d", "body=-1"):
         with pytest.raises(OptionError, match="ledgerRetention"):
             SinkOptions.parse({"ledgerRetention": wrong})
+
+
+@pytest.mark.spark
+def test_a_stream_of_the_ledgers_rows_has_each_once(spark, tmp_path):
+    """Spark's own reader of a table that is appended to, expired and merged."""
+    growth, seen = Growth(str(tmp_path / "ledger"), 600.0), tmp_path / "seen"
+
+    def expire_now():
+        query = quick_ledger(growth.place.root).query
+        done = expire(growth.place, open_table(growth.place), query, Retention({"send": 1}))
+        merge(growth.place, open_table(growth.place), everything=True)
+        return not done.busy
+
+    def read_on():
+        stream = spark.readStream.format("delta").load(growth.place.uri).where("kind = 'epoch'")
+        stream = stream.select("epoch", "partition").writeStream.format("parquet")
+        stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        stream.trigger(availableNow=True).start(str(seen)).awaitTermination()
+        return spark.read.parquet(str(seen)).toArrow()
+
+    for _ in range(4):
+        growth.grow()
+    assert len(read_on()) == 4 * (TASKS + 1)
+    assert expire_now()
+    growth.grow()
+    assert expire_now()
+    rows = read_on()
+    assert len(rows) == 5 * (TASKS + 1)
+    assert set(rows["epoch"].to_pylist()) == set(range(5))
