@@ -144,9 +144,6 @@ class Standalone(nodes.TwoBrokers):
         self.driver.wait()
         return {cell["lane"]: json.loads(_reports(cell)[0].read_text()) for cell in plan["cells"]}
 
-    def executors(self, host):
-        return _running(host, "CoarseGrainedExecutorBackend")
-
     def python_workers(self, host):
         """Return the Python workers, without the daemons that fork them."""
         workers = _running(host, "pyspark.daemon")
@@ -168,7 +165,7 @@ class Standalone(nodes.TwoBrokers):
                     process.kill()
 
     def kill_executor(self, plan):
-        for process in self.executors(self.workers[0]):
+        for process in _running(self.workers[0], "CoarseGrainedExecutorBackend"):
             process.kill()
 
     def kill_worker(self, plan):
