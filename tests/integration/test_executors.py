@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SLOW = "broker-b"
 TASKS = 8
-ROWS = 4000
 
 
 cluster = scripted_cluster(t=4)
@@ -38,7 +37,7 @@ def test_workers_share_what_they_learn_and_new_ones_start_warm(spark, cluster, t
 
     def write(tasks):
         """Send the rows; return {worker: requests by broker}."""
-        sink.write(spark.range(0, ROWS, 1, tasks).selectExpr("cast(id AS string) AS body"))
+        sink.write(spark.range(0, 4000, 1, tasks).selectExpr("cast(id AS string) AS body"))
         # Reading files is quick; a query of the view would take longer than all the sending.
         files = dataset(f"{ledger}/kind=send", format="parquet").files
         sends = dataset([file for file in files if file not in read], format="parquet")
