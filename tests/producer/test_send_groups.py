@@ -48,7 +48,8 @@ def test_each_future_has_the_result_of_its_own_message(cluster, make_producer, g
 
 
 @pytest.mark.parametrize("delay", [{"delay_level": 1}, {"delay_ms": 60_000}])
-def test_delayed_ones_travel_together_with_their_recall_handles(cluster, producer, groups, delay):
+def test_delayed_ones_travel_together_with_their_recall_handles(make_producer, groups, delay):
+    producer = make_producer(sendMsgTimeout=LONG_MS)
     alone = producer.send(message(0, **delay))
     results = [future.result(60) for future in burst(producer, **delay)]
     assert max(groups) > 100
