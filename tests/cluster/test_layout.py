@@ -45,6 +45,7 @@ def test_each_broker_has_its_own_ports_and_store(runtime):
     nodes = built(Wanted(), runtime)
     first, second = (broker.spec.settings for broker in nodes.brokers)
     assert (first["brokerName"], second["brokerName"]) == ("broker-a", "broker-b")
+    assert (conf.broker_name(25), conf.broker_name(26)) == ("broker-z", "broker-26")
     assert (first["listenPort"], first["haListenPort"]) == ("20006", "20007")
     assert first["namesrvAddr"] == "127.0.0.1:20000" == nodes.name_server.address
     assert first["storePathRootDir"] != second["storePathRootDir"]
@@ -140,10 +141,6 @@ def test_what_cannot_be_is_refused(name, wrong, right):
     with pytest.raises(ClusterError, match=f"{name}={wrong!r}"):
         replace(Wanted(), **{name: wrong})
     assert replace(Wanted(), **{name: right})
-
-
-def test_broker_names():
-    assert (conf.broker_name(25), conf.broker_name(26)) == ("broker-z", "broker-26")
 
 
 def test_certificates_are_made_once(tmp_path):

@@ -55,6 +55,8 @@ def node(tmp_path, guard):
 def test_freeze_thaw_kill(node):
     process = psutil.Process(node.pid)
     assert repr(node) == "<Node broker-a 127.0.0.1:1 running>"
+    with pytest.raises(ClusterError, match="runs already"):
+        node.spawn()
     node.freeze()
     until(lambda: process.status() == psutil.STATUS_STOPPED)
     assert node.alive
@@ -131,11 +133,6 @@ def test_another_process_at_the_port_does_not_make_a_name_server_ready(tmp_path,
         server.spawn()
         with pytest.raises(PortTakenError, match="ended with code 1"):
             server.wait_ready(100)
-
-
-def test_a_process_is_not_started_twice(node):
-    with pytest.raises(ClusterError, match="runs already"):
-        node.spawn()
 
 
 SHOWS = """
