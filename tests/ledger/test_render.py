@@ -285,9 +285,9 @@ def test_times_stay_whole_and_headings_wrap(width, expected):
     ]  # fmt: skip
     console = Console(file=io.StringIO(), width=width)
     console.print(table("Epochs", heads, rows))
-    # Versions of rich give the columns a space more or less.
-    lines = console.file.getvalue().splitlines()
-    assert [line.split() for line in lines] == [line.split() for line in expected.splitlines()]
+    # Versions of rich give the columns, and so the rule below the headings, another width.
+    lines, wanted = console.file.getvalue().replace("─", ""), expected.replace("─", "")
+    assert [line.split() for line in lines.splitlines()] == [w.split() for w in wanted.splitlines()]
 
 
 @pytest.mark.parametrize(
