@@ -367,7 +367,7 @@ def test_look_ups_of_effectively_once(cluster, topic, engine):
 def test_dead_letters(cluster, admin, topic, tmp_path):
     with memory_below(80 * MIB):
         assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
-    stored = SimpleNamespace(status="SEND_OK")
+    stored = SimpleNamespace(status="SEND_OK", offset_message_id="0A")
     resender = dlq.Resender(admin, lambda message: stored, to_topic=topic)
     (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
     with memory_below(3 * MIB):
