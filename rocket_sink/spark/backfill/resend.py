@@ -246,8 +246,6 @@ class Resender:
         doubtful = chunk["open"]
         if self.ask_all:
             doubtful = pc.invert(chunk["was_stored"])
-        is_new = [hash(content) not in self._contents for content in _contents(chunk)]
-        doubtful = pc.and_(doubtful, pa.array(is_new, pa.bool_()))
         try:
             stored_ids = self._stored_ids(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
@@ -264,9 +262,11 @@ class Resender:
         return chunk.filter(pc.invert(is_found))
 
     def _stored_ids(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the message ids that brokers have stored. A topic without a route has none. Before
-        the first question to a broker, wait `storedCheckDelay` for earlier requests to arrive. The
-        broker `unknown_at` is not asked if the resend goes to another topic, where the id is new.
+        """Return the message ids that brokers have stored. A topic without a route has none, and
+        nobody asks for a letter whose content a settled letter had, because a stored copy settles
+        one letter. Before the first question to a broker, wait `storedCheckDelay` for earlier
+        requests to arrive. The broker `unknown_at` is not asked if the resend goes to another
+        topic, where the id is new.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -278,6 +278,8 @@ class Resender:
         present = [name for name in names if name in letters.schema.names]
         rows = letters.select(present).to_pylist()
         for letter, content in zip(rows, _contents(letters), strict=True):
+            if hash(content) in self._contents:
+                continue
             topic = self._homes.topic_of(letter["topic"])
             timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
             ids.setdefault((topic, timed), {})[letter["message_id"]] = partial(_is_copy, content)
