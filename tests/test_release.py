@@ -94,9 +94,9 @@ def test_what_builds_a_release_has_one_version_each():
 @pytest.mark.parametrize("others", [[], [sys.executable], ["/another/python3"]])
 def test_a_release_needs_a_second_python(others, monkeypatch, capsys):
     build = MagicMock(side_effect=lambda pythons, work: work)
-    for name, made in (("_run", MagicMock(return_value="")), ("build", build),
+    for name, step in (("_run", MagicMock(return_value="")), ("build", build),
                        ("check", MagicMock()), ("other_python", lambda: others)):  # fmt: skip
-        monkeypatch.setattr(release, name, made)
+        monkeypatch.setattr(release, name, step)
     code = release.main(["--check"])
     is_alone = others != ["/another/python3"]
     assert code == is_alone and len(build.call_args.args[0]) == 2

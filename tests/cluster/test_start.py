@@ -92,8 +92,8 @@ TAKEN = [PortTakenError("taken")]
 )
 def test_a_start(alive, errors, events, tries, runtime, monkeypatch):
     """Begin with the ports of the last start; after an error take others, and leave no process."""
-    done, told = [], []
-    runtime = replace(runtime, tell=told.append)
+    done, texts = [], []
+    runtime = replace(runtime, tell=texts.append)
     errors, before = list(errors), Ports(1, (2, 3))
     chosen = MagicMock(side_effect=lambda count, wanted: wanted or Ports(4, (5, 6)))
     monkeypatch.setattr(layout, "choose_ports", chosen)
@@ -105,8 +105,8 @@ def test_a_start(alive, errors, events, tries, runtime, monkeypatch):
     except ClusterError:
         assert fails
     assert done == events
-    assert told[0] == ("starting 1 broker" if alive else "starting the name server")
-    assert fails or told[-1] == "broker-b is ready at 127.0.0.1:8"
+    assert texts[0] == ("starting 1 broker" if alive else "starting the name server")
+    assert fails or texts[-1] == "broker-b is ready at 127.0.0.1:8"
     assert [each.kwargs["wanted"] for each in chosen.call_args_list] == [before, None, None][:tries]
     kept = before if tries == 1 or fails else Ports(4, (5, 6))
     assert conf.load_ports(runtime.home / "ports.json") == kept

@@ -235,5 +235,5 @@ def test_an_age_is_counted_from_now(text, age):
     since_ms = time_ms(context, option, text)
     after = dt.datetime.now(dt.timezone.utc)
     assert before <= since + age <= after
-    whole = dt.datetime.fromtimestamp(since_ms / 1000, dt.timezone.utc)
-    assert before - dt.timedelta(milliseconds=1) < whole + age <= after
+    in_ms = dt.datetime.fromtimestamp(since_ms / 1000, dt.timezone.utc)
+    assert before - dt.timedelta(milliseconds=1) < in_ms + age <= after

@@ -121,9 +121,9 @@ def test_spark_is_started_where_it_is_needed(words, path, monkeypatch):
     elif words.endswith("submit"):
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     command, *more = shlex.split(words.partition(",")[0])
-    made = report_command.report if command == "report" else ledger_command.show_view
+    chosen = report_command.report if command == "report" else ledger_command.show_view
     with pytest.raises(SparkWanted):
-        made.main([*more, "--ledger", path], standalone_mode=False)
+        chosen.main([*more, "--ledger", path], standalone_mode=False)
 
 
 def test_options_are_suggested_by_a_ledger(path):

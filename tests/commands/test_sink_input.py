@@ -20,40 +20,40 @@ def no_local_cluster(monkeypatch):
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: None)
 
 
-def given(*arguments):
-    seen = {}
+def options_of(*arguments):
+    options = {}
 
     @click.command(cls=Command)
     @sink_options("nameServer", "topic", "ledger")
     def command():
-        seen.update(given_options())
+        options.update(given_options())
 
     command.main(list(arguments), standalone_mode=False)
-    return seen
+    return options
 
 
 def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path):
     conf = tmp_path / "x.conf"
     conf.write_text("topic = file\nledger = file\nnameServer = file:1\n")
     pairs = ("-O", "topic=pair", "-O", "ledger=pair", "-O", "columns=body=b")
-    options = given("--conf", str(conf), *pairs, "-t", "flag")
+    options = options_of("--conf", str(conf), *pairs, "-t", "flag")
     ledger = str(Path("pair").absolute())
     assert options == {"nameServer": "file:1", "ledger": ledger, "topic": "flag",
                        "columns": "body=b"}  # fmt: skip
 
 
 def test_a_pair_with_blanks_names_the_same_ledger():
-    assert given("-O", "ledger = /data/l")["ledger"] == "/data/l"
-    assert given("-O", "ledger =  ").get("ledger", "").strip() == ""
+    assert options_of("-O", "ledger = /data/l")["ledger"] == "/data/l"
+    assert options_of("-O", "ledger =  ").get("ledger", "").strip() == ""
 
 
 def test_a_pair_given_twice_in_two_spellings_is_refused():
     with pytest.raises(click.BadParameter, match="twice"):
-        given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
+        options_of("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
 
 
 def test_a_secret_that_everybody_sees_in_ps_is_warned_of(capsys):
-    given("-O", "secretKey=hunter2", "-O", "accessKey=env:KEY", "-O", "topic=t")
+    options_of("-O", "secretKey=hunter2", "-O", "accessKey=env:KEY", "-O", "topic=t")
     note = capsys.readouterr().err
     assert "secretKey" in note and "env:NAME" in note
     assert "accessKey" not in note and "hunter2" not in note
@@ -61,10 +61,10 @@ def test_a_secret_that_everybody_sees_in_ps_is_warned_of(capsys):
 
 def test_a_name_server_is_given_or_of_the_environment_or_of_the_local_cluster(monkeypatch):
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: "local:1")
-    assert given() == {"nameServer": "local:1"}
+    assert options_of() == {"nameServer": "local:1"}
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
-    assert given() == {"nameServer": "env:1"}
-    assert given("-n", "mine:1") == {"nameServer": "mine:1"}
+    assert options_of() == {"nameServer": "env:1"}
+    assert options_of("-n", "mine:1") == {"nameServer": "mine:1"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_local_cluster_is_used_if_it_runs(state, address, monkeypatch, capsy
     monkeypatch.undo()
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.setattr(sink_input, "status", MagicMock(side_effect=[state]))
-    assert given().get("nameServer") == address
+    assert options_of().get("nameServer") == address
     noted = "name server: local:1 (the local cluster)\n" if address else ""
     assert capsys.readouterr().err == noted
 

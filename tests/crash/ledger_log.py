@@ -19,11 +19,11 @@ def accounts(ledger, epochs):
 
 def rows_of(ledger, kind, columns):
     """Return the rows of files in the log; files that a killed writer left are not in the log."""
-    found = []
+    rows = []
     for name in _files(ledger):
         if name.startswith(f"kind={kind}/"):
-            found += pq.ParquetFile(ledger / name).read(columns=list(columns)).to_pylist()
-    return found
+            rows += pq.ParquetFile(ledger / name).read(columns=list(columns)).to_pylist()
+    return rows
 
 
 def _files(ledger):

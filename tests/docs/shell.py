@@ -72,8 +72,8 @@ class Shell:
                     connection, _ = self._server.accept()
                     self._answer(connection)
             output = process.stdout.read()
-        said = "\n".join([*self.transcript, output])
-        assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{said}"
+        answers = "\n".join([*self.transcript, output])
+        assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{answers}"
         environment.update(_exported(exports))
 
     def _answer(self, connection):

@@ -20,9 +20,9 @@ def store(path, results, *, whole):
 
 def with_part(page, name, text):
     """Return the text of a page with another part between the marks of this name."""
-    before, begin, rest = page.partition(f"<!-- {name}: made by ")
-    made_by, _, rest = rest.partition("-->\n")
-    _, end, after = rest.partition(f"<!-- /{name} -->")
+    before, begin, from_mark = page.partition(f"<!-- {name}: made by ")
+    made_by, _, from_part = from_mark.partition("-->\n")
+    _, end, after = from_part.partition(f"<!-- /{name} -->")
     assert begin and end, f"the page has no marks of {name}"
     return f"{before}{begin}{made_by}-->\n{text}{end}{after}"
 

@@ -1,4 +1,4 @@
-"""What the ledger's tests share."""
+"""Fixtures that the ledger's tests share."""
 
 import pytest
 

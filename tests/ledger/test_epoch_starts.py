@@ -166,8 +166,8 @@ def test_a_batch_id_names_one_frame(place):
 
 
 def test_a_commit_that_was_begun_before_is_known(place):
-    begun = [begin_commit(place, "q", epoch) for epoch in (1, 1, 2)]
-    assert begun == [True, False, True]
+    are_first = [begin_commit(place, "q", epoch) for epoch in (1, 1, 2)]
+    assert are_first == [True, False, True]
     end_commit(place, "q", 1)
     assert begin_commit(place, "q", 1) and not begin_commit(place, "q", 2)
 

@@ -252,15 +252,15 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(absent_store,
 def test_where_an_attempts_rows_go(tmp_path, monkeypatch):
     ctx, rows = context(), list[pa.RecordBatch]()
     parse, folder = SinkOptions.parse, {"nameServer": "-:1", "ledger": str(tmp_path)}
-    seen = SimpleNamespace(check=lambda: None)
+    checked = SimpleNamespace(check=lambda: None)
     by_store = LedgerPath("s3a://b/k", str(tmp_path), is_local=True)
     monkeypatch.setattr("rocket_sink.ledger.transport.spool.resolve_path", lambda _: by_store)
     for options, emit, token, kind in (
-        (parse(folder), rows.append, seen, RowsForCaller),
+        (parse(folder), rows.append, checked, RowsForCaller),
         (parse({"nameServer": "-:1"}), None, None, RowsForCaller),
-        (parse(folder), None, seen, SpoolWriter),
-        (parse({**folder, "ledger": by_store.uri}), None, seen, SpoolWriter),
-        (parse({**folder, "ledgerVia": "spark"}), None, seen, RowsInMemory),
+        (parse(folder), None, checked, SpoolWriter),
+        (parse({**folder, "ledger": by_store.uri}), None, checked, SpoolWriter),
+        (parse({**folder, "ledgerVia": "spark"}), None, checked, RowsInMemory),
     ):
         ways = transport_of(options, ctx, emit=emit, token=token, hands_over=True)
         ways.append(sends(ctx))

@@ -514,12 +514,12 @@ def test_the_last_whole_batch_of_a_cut_file_has_the_bytes_that_the_cut_one_names
     """A power cut may write the blocks of a file in any order."""
     *before, last, _ = batches_cut(original)
     path = tmp_path / "killed.arrow"
-    whole = b"".join(before)
-    cut = whole + last[: len(last) - 100]
+    full = b"".join(before)
+    cut = full + last[: len(last) - 100]
     path.write_bytes(cut)
     written = read(path)
     header = 8 + int.from_bytes(before[-1][4:8], "little")
-    for at in range(len(whole) - len(before[-1]) + header, len(whole), 7):
+    for at in range(len(full) - len(before[-1]) + header, len(full), 7):
         path.write_bytes(cut[:at] + bytes([cut[at] ^ 0x10]) + cut[at + 1 :])
         with pytest.raises(DamagedSpoolError):
             read(path)

@@ -59,9 +59,9 @@ RETRIED = {"rows_in": 8, "acked": 7, "dead": 1, "partitions": 1, "superseded_att
 
 def settled(*ways):
     """Return two letters, and resolutions of the first one by a clock that is set back."""
-    one, two = letter(FIRST, b"one"), letter(FIRST, b"two")
-    resolutions = [at(resolved(one, way), 100 - turn) for turn, way in enumerate(ways)]
-    return [one, *resolutions, two, accounts(FIRST, dead=2)]
+    first, second = letter(FIRST, b"one"), letter(FIRST, b"two")
+    resolutions = [at(resolved(first, way), 100 - turn) for turn, way in enumerate(ways)]
+    return [first, *resolutions, second, accounts(FIRST, dead=2)]
 
 
 CASES = {
@@ -70,7 +70,7 @@ CASES = {
         [*SUM, confirmed(FIRST, 12)], {**SUMS, "confirmed": True, "num_input_rows": 12}, [],
     ),
     "foreachBatch": ([accounts(context(lane="foreach_batch"), acked=1)], {"confirmed": True}, []),
-    # Another partition's error makes up for it.
+    # The sums agree, because one partition lacks what the other has too much.
     "accounts that do not add up": (
         [accounts(FIRST, rows_in=5, acked=4), accounts(OTHER, rows_in=5, acked=6)],
         {"rows_in": 10, "acked": 10, "adds_up": False}, [],
@@ -92,7 +92,7 @@ CASES = {
         [*REPLAY, at(confirmed(RUN_2, 3), 3)],
         {"rows_in": 3, "adds_up": True, "run_id": "run-2", "superseded_attempts": 1}, [b"new"],
     ),
-    # Its epoch does not add up.
+    # An epoch does not add up if a partition has no complete attempt.
     "a partition without a complete attempt": (
         [accounts(context(run_id=run, partition=partition), complete=is_complete, acked=1)
          for run, partition, is_complete in (("run-1", 0, True), ("run-1", 1, False),

@@ -132,8 +132,8 @@ def test_addresses_that_fail_at_once_are_passed(monkeypatch):
     sockets = [MagicMock(), MagicMock()]
     sockets[0].connect_ex.return_value = errno.ECONNREFUSED
     sockets[1].connect_ex.return_value = errno.EINPROGRESS
-    made = [OSError(errno.EAFNOSUPPORT, "no"), *sockets, OSError(errno.EAFNOSUPPORT, "no such")]
-    monkeypatch.setattr("rocket_sink.net.transport._new_socket", MagicMock(side_effect=made))
+    outcomes = [OSError(errno.EAFNOSUPPORT, "no"), *sockets, OSError(errno.EAFNOSUPPORT, "no such")]
+    monkeypatch.setattr("rocket_sink.net.transport._new_socket", MagicMock(side_effect=outcomes))
     tcp.targets.next = MagicMock(side_effect=[(2, 1, 6, "", name) for name in "abcd"] + [None])
     tcp._next_target()
     assert tcp._socket is sockets[1] and tcp.notes == [False] and sockets[0].close.called
@@ -462,7 +462,7 @@ def test_a_flood_from_one_peer_leaves_the_others_their_turn(frame):
     for data, reads, is_more in (
         ([unasked * 64], [65_536, 65_536], False),
         ([unasked * 33, unasked * 32, unasked], [65_536, 65_536], True),
-        ([unasked, unasked], [4096], True),  # It still floods.
+        ([unasked, unasked], [4096], True),  # The peer still floods.
         ([unasked[:9]], [4096, 65_536], False),
     ):
         wire.data, wire.reads = data, []

@@ -38,7 +38,7 @@ def client(authority, password=None):
 
 
 def test_c66_the_clients_key_has_a_password(authority, serve, version, tmp_path, monkeypatch):
-    """Both verify each other. The password is read from its source."""
+    """Client and server verify each other. The password is read from its source."""
     address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
     keys = client(authority, password="1234")
     monkeypatch.setenv("KEY_PASSWORD", "1234")

@@ -485,8 +485,8 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
     ],
 )  # fmt: skip
 def test_a_limit_is_divided(own, slots, write, tasks):
-    given = LIMIT.with_(rateTasks=own) if own else LIMIT
-    options = session_checks.with_task_rate(given, session_of(slots), **write)
+    limit = LIMIT.with_(rateTasks=own) if own else LIMIT
+    options = session_checks.with_task_rate(limit, session_of(slots), **write)
     assert options.rate_tasks == tasks
     assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
 
@@ -563,15 +563,15 @@ def test_name_servers_that_may_be_starting_are_asked_again(
 ):
     slept = Mock()
     answers = [*[kind("no answer")] * failures, "a warning"]
-    made = MagicMock(
+    admin_class = MagicMock(
         **{"return_value.__enter__.return_value.check_name_servers.side_effect": answers}
     )
-    monkeypatch.setattr(admins, "Admin", made)
+    monkeypatch.setattr(admins, "Admin", admin_class)
     monkeypatch.setattr(time, "sleep", slept)
     options = SinkOptions()
     answer = session_checks.name_server_answer(options)
     assert slept.call_args_list == [call(pause_s) for pause_s in pauses]
-    assert made.call_args_list == [call(options, timeout_s=2.0)] * min(failures + 1, 3)
+    assert admin_class.call_args_list == [call(options, timeout_s=2.0)] * min(failures + 1, 3)
     assert type(answer) is kind if is_error else answer == "a warning"
 
 
@@ -601,11 +601,11 @@ def test_rights_are_asked_for_once_a_minute(
         "refuse": errors.PermissionDeniedError("no right", response_code=16),
         "down": errors.ConnectError("refused"),
     }
-    made = MagicMock()
-    admin = made.return_value.__enter__.return_value
+    admin_class = MagicMock()
+    admin = admin_class.return_value.__enter__.return_value
     admin.proxy.return_value = proxy if ":" in proxy else ""
     admin.query_by_unique_key.side_effect = refusals.get(proxy)
-    monkeypatch.setattr(admins, "Admin", made)
+    monkeypatch.setattr(admins, "Admin", admin_class)
     caplog.set_level("INFO")
     if refused:
         with pytest.raises(errors.ConfigurationError, match=r"no right|prox"):

@@ -741,12 +741,12 @@ class TestAllBrokersDown:
     )
     def test_beside_a_row_of_another_fate_the_rows_are_dead_letters(self, other, dead):
         # A time-out says only that one broker is slow, so here all rows have it.
-        rest = (
+        common = (
             other
             if isinstance(other, errors.RequestTimeoutError)
             else errors.ConnectError("refused")
         )
-        engine = StubEngine(lambda r, q: other if r.token.number == 2 else rest)
+        engine = StubEngine(lambda r, q: other if r.token.number == 2 else common)
         run = Run(engine, requestMaxMessages=1).feed(body=bodies(9)).finish()
         assert run.summary.given_up == dead
 

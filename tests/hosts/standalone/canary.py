@@ -65,8 +65,8 @@ def play(say):
         )  # fmt: skip
     broken += findings.pop("broken")
     say(f"  {findings} {broken or 'held'}")
-    held = "; ".join(broken) or "the keys are in none"
-    return {"all lanes": {**findings, "held": held, "broken": broken}}
+    verdict = "; ".join(broken) or "the keys are in none"
+    return {"all lanes": {**findings, "held": verdict, "broken": broken}}
 
 
 def _run(at, name, keys):

@@ -40,6 +40,6 @@ def write_page():
             ],
         )  # fmt: skip
     if canary := by_name.get("canary"):
-        found = "{files} files, {megabytes} MB: {held}.\n"
-        parts["canary"] = found.format(**canary["rows"]["all lanes"])
+        searched = "{files} files, {megabytes} MB: {held}.\n"
+        parts["canary"] = searched.format(**canary["rows"]["all lanes"])
     tables.write_parts(PAGE, parts)
