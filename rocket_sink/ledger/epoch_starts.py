@@ -519,13 +519,6 @@ _ways_lock: Final = ForkLock()
 """A run's sinks may start in several threads of its driver."""
 
 
-def query_of(place: LedgerPath, app_id: str) -> str | None:
-    """Return the id of the streaming query that uses an `appId`; None if no query has claimed it.
-    Raise LedgerError, OSError or ValueError if the ledger's folder, or the note, cannot be read."""
-    note = NoteStore(place, _QUERIES).read(folder_part(app_id))
-    return str(note["query_id"]) if note is not None and note["name"] == app_id else None
-
-
 def begin_commit(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note durably that the half messages of an epoch are being committed; return False if there
     was a note before. Raise LedgerError if the ledger's folder cannot be written.

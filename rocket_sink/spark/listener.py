@@ -108,10 +108,9 @@ def owner_of(df: DataFrame) -> SparkSession:
 
 def _add_ledger(thread: FoldThread, options: SinkOptions) -> None:
     place = resolve_path(options.ledger)
-    app_id = "" if place.problem else options.app_id  # the `appId` is noted in the ledger's folder
     rows_ms = {kind: ms for kind, ms in options.ledger_retention_ms if kind != BODY}
     retention = Retention(rows_ms, options.body_retention_ms)
-    thread.add(place, options.fold_interval_ms / 1000, app_id, retention)
+    thread.add(place, options.fold_interval_ms / 1000, retention)
     try:
         observe(place)
     except (LedgerError, OSError) as error:
@@ -150,7 +149,9 @@ class QueryListener(StreamingQueryListener):
         label = label_of(name or options.app_id, query)
         say_start(options, lane, label)
         hands_over = may_hand_over(options)
-        self._thread.runs.name_sink(run, label, options.ledger, hands_over=hands_over)
+        uri = resolve_path(options.ledger).uri if options.ledger else ""
+        name = options.app_id or query
+        self._thread.runs.name_sink(run, label, uri, name, hands_over=hands_over)
         if lineage.is_on():
             lineage.start(options, run, query, schema_of(plan_below(plan)))
 
@@ -204,15 +205,15 @@ class FoldThread:
         self.runs.say_ends(self.runs, ledgers, is_folded=True)
 
     def add(
-        self, place: LedgerPath, interval_s: float, app_id: str = "",
+        self, place: LedgerPath, interval_s: float,
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger from now on. `app_id` is the `appId` of its queries, or empty. If a
-        ledger is added several times, the shortest interval and the longest retention apply."""
+        """Fold this ledger from now on. If a ledger is added several times, the shortest interval
+        and the longest retention apply."""
         with self._wake:
             is_new = place not in self._ledgers
             ledger = self._ledgers.setdefault(place, FoldedLedger(self._session, place))
-            ledger.add(interval_s, app_id, retention)
+            ledger.add(interval_s, retention)
         # The sink of a running query may be older than its session, and be met at its first epoch.
         for run in self.runs.awaited() if is_new else ():
             ledger.begin_run(run, is_late=True)
@@ -313,7 +314,8 @@ class FoldThread:
 
     def _confirm(self, ledger: FoldedLedger, progress: Any) -> None:
         try:
-            ledger.confirm(progress, has_run_again=self._has_run_again(progress))
+            query = self.runs.name_in(str(progress.runId), ledger.place.uri)
+            ledger.confirm(progress, query, has_run_again=self._has_run_again(progress))
         except Exception as error:
             _LOG.warning(
                 "cannot note in the ledger %s that epoch %s of the query %s is done: %s",

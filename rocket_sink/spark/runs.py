@@ -23,16 +23,20 @@ class Run:
     Attributes:
         label: the query on consoles (`console.label_of`).
         ledger: URI of the run's ledger; empty if Spark hides the sink, as with foreachBatch.
+        name: query under whose name the run's tasks write to the ledger: its `appId`, or its id.
         has_begun: the run finished an epoch or waited for rows, or Spark has reported its end.
         is_running: Spark has not reported the end.
+        has_failed: Spark has reported an error as the end.
         is_awaited: whether to wait for this report; not a second time.
         hands_over: tasks may hand their ledger rows to the driver, so failed ones leave no record.
     """
 
     label: str
     ledger: str = ""
+    name: str = ""
     has_begun: bool = False
     is_running: bool = True
+    has_failed: bool = False
     is_awaited: bool = True
     hands_over: bool = False
 
@@ -50,10 +54,18 @@ class Runs:
         self._runs[run_id] = Run(query_id)
 
     def name_sink(
-        self, run_id: str, label: str, uri: str = "", *, hands_over: bool = False
+        self, run_id: str, label: str, ledger: str = "", name: str = "", *, hands_over: bool = False
     ) -> None:
+        """Note what Spark shows of a run's sink; see the attributes of `Run`."""
         if (run := self._runs.get(run_id)) is not None:
-            run.label, run.ledger, run.hands_over = label, uri, hands_over
+            run.label, run.ledger, run.name, run.hands_over = label, ledger, name, hands_over
+
+    def name_in(self, run_id: str, ledger: str) -> str | None:
+        """Return the name under which a run's tasks write to the ledger at this URI; None if they
+        write to another ledger or to none, or if Spark hides the sink. Ask Spark and not the spool:
+        a fold may have emptied the spool before Spark reports an epoch."""
+        run = self._runs.get(run_id)
+        return run.name if run is not None and run.ledger == ledger else None
 
     def hands_over(self, run_id: str) -> bool:
         return (run := self._runs.get(run_id)) is not None and run.hands_over
@@ -66,8 +78,7 @@ class Runs:
         """Note an end. The query itself raises its `error`, so do not warn of a lack of rows."""
         lineage.note_error(run_id, error)
         if (run := self._runs.get(run_id)) is not None:
-            run.has_begun, run.is_running = True, False
-            run.ledger = "" if error else run.ledger
+            run.has_begun, run.is_running, run.has_failed = True, False, bool(error)
 
     def awaited(self) -> set[str]:
         """Return the runs for the report of whose end a caller may wait."""
@@ -104,7 +115,7 @@ class Runs:
                 continue
             self._runs.pop(run_id, None)
             uris = [ledger.place.uri for ledger in ledgers if ledger.accounts is not None]
-            if run.ledger in uris and not counts:
+            if run.ledger in uris and not counts and not run.has_failed:
                 say_no_rows(run.label, run.ledger, is_early=not run.has_begun)
             lineage.end(run_id, counts)
 

@@ -25,7 +25,6 @@ from rocket_sink.ledger.epoch_starts import (
     end_write,
     last_begun,
     note_refused_frame,
-    query_of,
     unrecorded_epoch,
 )
 from rocket_sink.ledger.notes import now_ms
@@ -33,6 +32,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
+from tests.ledger.values import claimant
 
 from .values import refusal
 
@@ -239,7 +239,7 @@ def test_each_name_has_notes_of_its_own(place):
         assert begin_write(place, name, f"w{number}", ONCE) == (f"w{number}", False)
         assert not begin_epoch(place, name, number, ONCE)
     for number, name in enumerate(NAMES):
-        assert query_of(place, name) == f"q{number}"
+        assert claimant(place, name) == f"q{number}"
         assert begin_write(place, name, "again", ONCE) == (f"w{number}", True)
         assert begin_epoch(place, name, number, ONCE)
 
@@ -253,7 +253,6 @@ def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path, pl
         (tmp_path / "_notes" / kind / "q-Jobs.json").rename(
             tmp_path / "_notes" / kind / "q-jobs.json"
         )
-    assert query_of(place, "jobs") is None
     for call in (begin_write, begin_epoch, claim_app_id):
         with pytest.raises(CheckpointError, match="notes of 'Jobs' are in the files of 'jobs'"):
             call(place, "jobs", 5 if call is begin_epoch else "q", ONCE)
@@ -263,5 +262,5 @@ def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path):
     place = resolve_path(tmp_path / "ledger")
     for name in ("first", "second"):
         claim_app_id(place, "a", "q1", LedgerToken(place.uri, name, spools=True))
-        assert query_of(place, "a") == "q1"
+        assert claimant(place, "a") == "q1"
         shutil.rmtree(place.root)

@@ -402,14 +402,6 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path, place):
     assert not spool_files.spooled_epochs(place)
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-def test_a_query_that_writes_here_is_known_by_its_files(tmp_path, is_local):
-    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=is_local)
-    write_spool(place, context(query_id="a_b", epoch=-1), sends(context(), 1))
-    queries = [name for name in ("a_b", "a", "b") if spool_files.has_files(place, LOCAL, name)]
-    assert queries == ["a_b"]
-
-
 @pytest.mark.parametrize(
     "name",
     ["../../../home/user/x.arrow", "q-x/../../x.arrow", "/etc/passwd", "q-x/0/x.txt", "x.arrow",

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.append.table import ensure_table
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import folder_part, resolve_path
 from rocket_sink.ledger.records import (
     RunContext,
     confirmed_row,
@@ -117,6 +117,12 @@ def spool_rows(*paths):
     files = fs.LocalFileSystem()
     batches = (batch for path in paths for batch in read_batches(str(path), files))
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+def claimant(ledger, app_id):
+    """Return the id of the streaming query that has claimed an `appId` in a ledger."""
+    note = Path(resolve_path(ledger).root, "_notes", "queries", f"{folder_part(app_id)}.json")
+    return json.loads(note.read_text())["query_id"]
 
 
 def session(*runs, is_stopped=False):

@@ -135,8 +135,10 @@ def test_a_run_is_awaited_until_its_end_is_told_or_given_up(runs):
     runs.begin("unknown")
     runs.name_sink("unknown", "label")
     assert not runs.hands_over("unknown") and not runs.hands_over("r1")
-    runs.name_sink("r1", "label", "uri", hands_over=True)
+    runs.name_sink("r1", "label", "uri", "job", hands_over=True)
     assert runs.hands_over("r1")
+    names = [(run, uri) for run in ("r1", "r2", "unknown") for uri in ("uri", "other")]
+    assert [runs.name_in(*name) for name in names] == ["job", *5 * [None]]
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,12 @@ def thread():
     thread.finish()
 
 
-def begin(thread, folder, interval_s):
+def begin(thread, folder, interval_s=0.0, run="run-1", *, is_late=False):
     """Start a query that writes to this ledger."""
-    thread.add(resolve_path(folder), interval_s=interval_s)
-    thread.note_start("run-1", QUERY)
+    place = resolve_path(folder)
+    thread.add(place, interval_s=interval_s)
+    assert thread.note_start(run, QUERY, is_late=is_late)
+    thread.runs.name_sink(run, QUERY, place.uri, QUERY)
 
 
 def send(thread, folder, epoch, run="run-1", dead=0):
@@ -105,13 +107,13 @@ def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path, thread):
 def test_what_a_confirmation_tells(tmp_path, read, handed, is_again, row):
     ledger = FoldedLedger(session(), resolve_path(tmp_path))
     write(tmp_path, 4, 1)
-    ledger.confirm(done(4, handed, read=read), has_run_again=is_again)
+    ledger.confirm(done(4, handed, read=read), QUERY, has_run_again=is_again)
     rows = spool_rows(*tmp_path.rglob("*.arrow"))
     names = ("num_input_rows", "rows_in", "duplicates_possible")
     noted = [tuple(each[name] for name in names) for each in rows if each["partition"] is None]
     assert noted == ([] if row is None else [row])
     assert ledger.new_queries() == []
-    ledger.confirm(done(0, 1))
+    ledger.confirm(done(0, 1), None)
     assert [ledger.new_queries() for _ in range(2)] == [[QUERY], []]
 
 
@@ -127,8 +129,8 @@ def test_when_a_fold_and_an_expiry_are_due(tmp_path, monkeypatch):
         return ledger.waits, ledger.is_fold_due(), ledger.is_expiry_due(), ledger.next_s
 
     assert due() == (False, False, False, math.inf)
-    ledger.add(20.0, "", Retention({"send": 1}))
-    ledger.add(10.0, "app", Retention({"send": 2, "epoch": 1}))
+    ledger.add(20.0, Retention({"send": 1}))
+    ledger.add(10.0, Retention({"send": 2, "epoch": 1}))
     ledger.await_fold()
     assert due() == (True, True, False, -math.inf)
     busy[0] = True
@@ -142,7 +144,7 @@ def test_when_a_fold_and_an_expiry_are_due(tmp_path, monkeypatch):
     now[0] = 119.0
     assert due() == (True, False, False, 120.0)
     assert ledger.fold() and due() == (False, False, False, 3710.0)
-    ledger.add(0.0, "", Retention())
+    ledger.add(0.0, Retention())
     busy[0] = True
     assert not ledger.fold() and ledger.next_s == 120.0
 
@@ -174,7 +176,7 @@ def test_the_newest_epochs_wait_for_a_comparison(tmp_path, monkeypatch):
     assert ledger.accounts is sums is not None
     write(tmp_path, 0, 5)
     for epoch in range(4):
-        ledger.confirm(done(epoch, 5))
+        ledger.confirm(done(epoch, 5), QUERY)
     assert ledger.handed_epochs() == [("run-1", 2), ("run-1", 3)]
 
 
@@ -285,9 +287,8 @@ def test_a_ledger_that_was_made_anew_is_another_ledger(tmp_path, thread, caplog)
     """A folder is deleted to begin anew. The next query's rows count, the last one's are over."""
     caplog.set_level("INFO", CONSOLE)
     folder = tmp_path / "ledger"
-    thread.add(resolve_path(folder), interval_s=0.0)
     for run, epochs in (("run-1", 3), ("run-2", 1), ("run-3", 4)):
-        thread.note_start(run, QUERY)
+        begin(thread, folder, run=run)
         for epoch in range(epochs):
             send(thread, folder, epoch, run, dead=1)
         wait_for(lambda epochs=epochs: is_confirmed(folder, epochs))
@@ -325,15 +326,26 @@ def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(tmp_path, thre
 
 def test_a_late_listener_compares_no_counts(tmp_path, thread, caplog):
     """The query has written rows, and another process has folded them, before the listener came."""
-    thread.add(resolve_path(tmp_path), interval_s=0.0)
-    write(tmp_path, 1, 1)  # The query uses this ledger.
-    assert thread.note_start("run-1", QUERY, is_late=True)
+    begin(thread, tmp_path, is_late=True)
     assert not thread.note_start("run-1", QUERY)
     thread.note_progress(done(0, 5))
     thread.note_end("run-1")
     wait_for(lambda: is_confirmed(tmp_path, 1))
     wait_for(lambda: not [*thread.runs])
     assert not texts(caplog, "ERROR")
+
+
+def test_an_epoch_that_spark_reports_after_a_fold_is_confirmed(tmp_path, thread):
+    """Spark's report may come so late that a fold has emptied the spool before it. A failed query's
+    epochs are confirmed, too, and epochs of another ledger's query are not."""
+    begin(thread, tmp_path / "other", 1e9, run="run-2")
+    begin(thread, tmp_path / "ledger", 1e9)
+    write(tmp_path / "ledger", 0, 5)
+    assert Ledger(tmp_path / "ledger").sync(session()).rows
+    thread.note_progress(done(0, 5))
+    thread.note_end("run-1", "an error of the next epoch")
+    wait_for(lambda: is_confirmed(tmp_path / "ledger", 1))
+    assert not (tmp_path / "other").exists()
 
 
 def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(tmp_path, caplog):

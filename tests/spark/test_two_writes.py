@@ -12,13 +12,14 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.errors import CheckpointError, ConfigurationError
-from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame, query_of
+from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
+from tests.ledger.values import claimant
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
 
@@ -133,7 +134,7 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     (of_query,) = runs
     rows = world.view("SELECT query_id, run_id FROM epochs WHERE lane IS NOT NULL")
     assert {*rows} == {(of_query.query_id, of_query.run_id), ("job", of_query.run_id)}
-    assert query_of(resolve_path(sink.options.ledger), "job") == of_query.query_id
+    assert claimant(sink.options.ledger, "job") == of_query.query_id
     world.put("2.json", "d")
     with pytest.raises(Exception, match="nothing tells which streaming query"):
         world.stream(foreign)
@@ -161,7 +162,7 @@ def test_a_sink_that_lives_on_begins_each_run_anew(world):
     shutil.rmtree(world.folder / "ledger")
     # The start makes a new ledger, in which the query claims its appId.
     assert sent_with(4) == [[b"1", b"2", b"3", b"4"]]
-    assert query_of(resolve_path(sink.options.ledger), "job")
+    assert claimant(sink.options.ledger, "job")
 
 
 def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):

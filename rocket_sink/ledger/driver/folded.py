@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.follower import FollowerState, LedgerFollower
 from rocket_sink.ledger.driver.fold import fold, spools_in_use
-from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.transport.files import has_files, spooled_rows
+from rocket_sink.ledger.transport.files import spooled_rows
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.expire import Retention, expire_daily
 from rocket_sink.ledger.views import OUTCOMES
@@ -89,14 +88,11 @@ class FoldedLedger:
         self._session = session
         self._interval_s = math.inf
         self._retention: Retention | None = None
-        self._app_ids: set[str] = set()
         self._folded_s = -math.inf
         self._expiry_s = math.inf
         """Time of the next look for an expiry; infinite before the first fold."""
         self._counted_runs: set[str] = set()
         """Runs that began after `accounts`, which therefore have all their rows."""
-        self._names: dict[str, str] = {}
-        """{run: query id under which its tasks write}."""
         self._handed: dict[Epoch, tuple[str, int, FollowerState]] = {}
         """{epoch that is done: (query, rows that Spark handed to its tasks, the state then)}."""
         self._rows_in: dict[Epoch, int] = {}
@@ -104,11 +100,10 @@ class FoldedLedger:
         self._first_epochs: set[str] = set()
         """Queries whose epoch 0 is done, for `new_queries`."""
 
-    def add(self, interval_s: float, app_id: str, retention: Retention) -> None:
+    def add(self, interval_s: float, retention: Retention) -> None:
         """Take the options of a sink: the shortest interval and the longest retention apply."""
         self._interval_s = min(interval_s, self._interval_s)
         self._retention = retention.or_longer(self._retention or retention)
-        self._app_ids |= {app_id} if app_id else set()
 
     def begin_run(self, run: str, *, is_late: bool) -> None:
         """Count the table's new rows from now on; `is_late`: the run may have written some already.
@@ -122,7 +117,6 @@ class FoldedLedger:
     def end_run(self, run: str) -> Counter[str]:
         """Forget a run that has ended; return its row counts."""
         self._counted_runs.discard(run)
-        self._names.pop(run, None)
         return self.accounts.take(run) if self.accounts is not None else Counter()
 
     @property
@@ -145,20 +139,25 @@ class FoldedLedger:
         """Let the next fold be due an interval after the last one began."""
         self._due_s = self._folded_s + self._interval_s
 
-    def confirm(self, progress: Any, *, has_run_again: bool = False) -> None:
-        """Note in the spool that an epoch is done, if its query writes to this ledger. Raise
-        LedgerError, OSError or ValueError if this fails. `has_run_again`: Spark ran tasks in a
-        later attempt of their stage, and the earlier one left no record of what it has sent. Then
-        all rows of the epoch count as possible duplicates."""
+    def confirm(self, progress: Any, query: str | None, *, has_run_again: bool = False) -> None:
+        """Note in the spool that an epoch is done. Raise LedgerError, OSError or ValueError if this
+        fails.
+
+        Args:
+            progress: Spark's report of the epoch.
+            query: name under which the query's tasks write to this ledger; None if they do not.
+            has_run_again: Spark ran tasks in a later attempt of their stage, and the earlier one
+                left no record of what it has sent. Then all rows of the epoch count as possible
+                duplicates.
+        """
         # An epoch that reads no rows may still send rows of an aggregation's state.
         if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
             return
-        run, query_id = str(progress.runId), str(progress.id)
         if not progress.batchId:
-            self._first_epochs.add(query_id)
-        query = self._name(run, query_id)
+            self._first_epochs.add(str(progress.id))
         if query is None:
             return
+        run = str(progress.runId)
         ctx = RunContext(query, run, int(progress.batchId), lane="foreach")
         # Spark gives -1 if it does not count this sink's rows. The number of rows read is no
         # substitute, because a query may filter.
@@ -262,21 +261,6 @@ class FoldedLedger:
                 "such a start is refused",
                 query_id, successor.topic, successor.earlier,
             )  # fmt: skip
-
-    def _name(self, run: str, query_id: str) -> str | None:
-        """Return the id under which the query's tasks write; None if they have written nothing."""
-        name = self._names.get(run)
-        if name is not None:
-            return name
-        for app_id in tuple(self._app_ids):
-            if query_of(self.place, app_id) == query_id:
-                self._names[run] = app_id
-                return app_id
-        # Ignore queries without files in the spool: Spark reports the events of all queries here.
-        if not any(has_files(spool, spool.filesystem(), query_id) for spool in self.place.spools):
-            return None
-        self._names[run] = query_id
-        return query_id
 
 
 def _limit(epochs: dict[Epoch, Any]) -> None:

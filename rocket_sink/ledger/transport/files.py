@@ -25,7 +25,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -145,14 +144,6 @@ def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> l
         for info in _files(place, filesystem)
         if info.path.startswith(start) and info.extension == OPEN[1:] and not _is_abandoned(info)
     ]
-
-
-def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bool:
-    """Return whether the query's tasks have written here since the last fold."""
-    if place.is_local:
-        return Path(place.spool, folder_part(query_id)).is_dir()
-    start = f"{folder_part(query_id)}_"
-    return any(info.base_name.startswith(start) for info in _files(place, filesystem))
 
 
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
