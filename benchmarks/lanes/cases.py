@@ -94,16 +94,16 @@ def _foreach_nothing(frame: DataFrame, options: Options) -> Writer:
 
 
 def _source_stream(frame: DataFrame, options: Options) -> Writer:
+    from rocket_sink.spark.checks.queries import FORMAT
     from rocket_sink.spark.datasource import register
-    from rocket_sink.spark.session_checks import FORMAT
 
     register(frame.sparkSession, ledger=options.get("ledger", ""))
     return frame.writeStream.format(FORMAT).options(**options)
 
 
 def _source_batch(frame: DataFrame, options: Options) -> None:
+    from rocket_sink.spark.checks.queries import FORMAT
     from rocket_sink.spark.datasource import register
-    from rocket_sink.spark.session_checks import FORMAT
 
     register(frame.sparkSession)
     frame.write.format(FORMAT).mode("append").options(**options).save()

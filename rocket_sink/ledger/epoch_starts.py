@@ -11,8 +11,8 @@ The attempt then reads the query's other notes. Its epoch may have left messages
 three cases: another run of the epoch has a note (a restart), another attempt at the partition or
 another stage has one (a retry), or a later epoch has one (the checkpoint was cut back). In all
 other cases nothing of the epoch was sent, unless Spark ran the stage again with its rows in other
-partitions. No task knows that; the driver counts such rows (`spark.context`). Each run of a query
-has a generation, one above the highest generation in earlier notes. A task that sees a later
+partitions. No task knows that; the driver counts such rows (`spark.checks.context`). Each run of a
+query has a generation, one above the highest generation in earlier notes. A task that sees a later
 generation must stop. Either a second driver runs the query, or the driver of this task died and was
 started again.
 

@@ -45,26 +45,21 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import say_end, say_repeated, warn_of_delays, warn_of_losses
-from rocket_sink.spark.context import id_settings, run_context, streaming_query
-from rocket_sink.spark.session_checks import (
-    CONTINUOUS,
-    FORMAT,
-    check_budget,
-    check_rights,
-    name_server_answer,
-    own_options,
+from rocket_sink.spark.checks.budget import check_budget
+from rocket_sink.spark.checks.context import id_settings, run_context, streaming_query
+from rocket_sink.spark.checks.driver_options import own_options, read_options, refuse_batch_id
+from rocket_sink.spark.checks.queries import CONTINUOUS, FORMAT
+from rocket_sink.spark.checks.reach import check_rights, name_server_answer
+from rocket_sink.spark.checks.session_settings import (
     pushes_filters,
-    read_options,
-    refuse_batch_id,
     refuse_speculation,
     speculates,
-    spool_token,
     task_slots,
     warn_of_settings,
     with_task_rate,
-    without_files,
 )
+from rocket_sink.spark.checks.tokens import spool_token, without_files
+from rocket_sink.spark.console import say_end, say_repeated, warn_of_delays, warn_of_losses
 from rocket_sink.task.totals import TaskSummary, sums_of, uncounted_duplicates
 from rocket_sink.task.transaction_marker import needs_append
 from rocket_sink.task.worker_heap import freeze_once

@@ -52,8 +52,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
-from rocket_sink.spark.context import (
+from rocket_sink.spark.checks.budget import check_budget, over_budget
+from rocket_sink.spark.checks.context import (
     PENDING,
     StreamRun,
     id_settings,
@@ -61,20 +61,13 @@ from rocket_sink.spark.context import (
     run_of,
     watched_stages,
 )
+from rocket_sink.spark.checks.plans import frame_facts, planned_facts
+from rocket_sink.spark.checks.queries import refuse_chance, refused_runs, unrecorded_by
+from rocket_sink.spark.checks.reach import check_reachable, check_rights
+from rocket_sink.spark.checks.session_settings import check_session, with_task_rate
+from rocket_sink.spark.checks.tokens import append_token
+from rocket_sink.spark.console import label_of, say_end, say_repeated, say_start, warn_of_losses
 from rocket_sink.spark.frames import plan_of, select_needed
-from rocket_sink.spark.plans import frame_facts, planned_facts
-from rocket_sink.spark.session_checks import (
-    append_token,
-    check_budget,
-    check_reachable,
-    check_rights,
-    check_session,
-    over_budget,
-    refuse_chance,
-    refused_runs,
-    unrecorded_by,
-    with_task_rate,
-)
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.queue_snapshot import forget_queues
 from rocket_sink.task.runner import TaskRunner

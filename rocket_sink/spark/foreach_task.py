@@ -31,8 +31,8 @@ from rocket_sink.ledger.transport.accumulator import RowsByAccumulator
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.rows.row_batcher import FarTime, RowBatcher, RowBuffer
-from rocket_sink.spark.context import id_settings, run_context, streaming_query
-from rocket_sink.spark.session_checks import refuse_budget
+from rocket_sink.spark.checks.budget import refuse_budget
+from rocket_sink.spark.checks.context import id_settings, run_context, streaming_query
 from rocket_sink.task.runner import TaskRunner
 
 _DRIVE_ROWS: Final = 500

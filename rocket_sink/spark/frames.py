@@ -13,8 +13,10 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.checks.own_input import refuse_own_input
+from rocket_sink.spark.checks.queries import refuse_chance
+from rocket_sink.spark.checks.session_settings import session_setting
 from rocket_sink.spark.console import warn_of_delays
-from rocket_sink.spark.session_checks import refuse_chance, refuse_own_input, session_setting
 
 _LOG: Final = log.logger(__name__)
 _TIME: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"

@@ -37,12 +37,12 @@ from rocket_sink.net import log
 from rocket_sink.options import BODY, SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
+from rocket_sink.spark.checks.context import epoch_ran_again, run_of
+from rocket_sink.spark.checks.plans import schema_of
+from rocket_sink.spark.checks.queries import refuse_query
 from rocket_sink.spark.console import label_of, say_start
-from rocket_sink.spark.context import epoch_ran_again, run_of
 from rocket_sink.spark.packs import plan_below
-from rocket_sink.spark.plans import schema_of
 from rocket_sink.spark.runs import Runs
-from rocket_sink.spark.session_checks import refuse_query
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.path import first_line
 from rocket_sink.net import log
+from rocket_sink.spark.checks.session_settings import PUSHDOWN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +39,6 @@ DELTA_SETTINGS: Final = {
     # The ledger's log is small: the default of 50 partitions costs seconds for each snapshot.
     "spark.databricks.delta.snapshotPartitions": "2",
 }
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""From Spark 4.1 on: readers in Python get the filters of a query. It is off by default, and Spark
-refuses readers that take filters then."""
 QUIET_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

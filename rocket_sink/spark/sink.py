@@ -34,23 +34,17 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
 from rocket_sink.options import SinkOptions, check_topic_option, constructor_options
 from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.spark.checks.budget import refuse_budget
+from rocket_sink.spark.checks.driver_options import on_driver, refuse_batch_id
+from rocket_sink.spark.checks.queries import note_sink
+from rocket_sink.spark.checks.reach import check_reachable, check_rights
+from rocket_sink.spark.checks.session_settings import check_session, with_task_rate
+from rocket_sink.spark.checks.tokens import spool_token, without_files
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.listener import install_fold, owner_of
 from rocket_sink.spark.packs import PackTask, packed
-from rocket_sink.spark.session_checks import (
-    check_reachable,
-    check_rights,
-    check_session,
-    note_sink,
-    on_driver,
-    refuse_batch_id,
-    refuse_budget,
-    spool_token,
-    with_task_rate,
-    without_files,
-)
 from rocket_sink.task.totals import WriteSummary
 from rocket_sink.task.transaction_marker import needs_append
 

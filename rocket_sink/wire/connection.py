@@ -96,7 +96,6 @@ class Connection:
     Attributes:
         error: the reason why nothing can be sent or received any more: a breach of the protocol by
             the peer, or `close`; None: the connection is open.
-        unexpected_answers: the number of `UnexpectedAnswer` events.
         last_heard_s: the time of the last received bytes.
         written_oneway: the written oneway requests, until `take_written_oneway`.
     """
@@ -120,7 +119,6 @@ class Connection:
         """Whether a group was ever opened. If not, answers are read one by one, which is faster."""
         self._earliest_s = math.inf
         self.error: RemoteProtocolError | LocalProtocolError | None = None
-        self.unexpected_answers = 0
         self.last_heard_s: float | None = None
 
     def __repr__(self) -> str:
@@ -257,7 +255,6 @@ class Connection:
     def _take_answer(self, frame: Frame) -> Event:
         pending = self._pending.pop(frame.opaque, None)
         if pending is None:
-            self.unexpected_answers += 1
             return UnexpectedAnswer(frame)
         pending.count -= 1
         pending.settled = not pending.count

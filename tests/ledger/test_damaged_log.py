@@ -24,7 +24,7 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.spark import foreach_batch
-from rocket_sink.spark.context import StreamRun
+from rocket_sink.spark.checks.context import StreamRun
 from rocket_sink.testing import Delay
 from tests.clusters import scripted_cluster
 

@@ -29,8 +29,8 @@ from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark import session_checks
-from rocket_sink.spark.session_checks import check_session
+from rocket_sink.spark.checks import session_settings
+from rocket_sink.spark.checks.session_settings import check_session
 from rocket_sink.testing import FakeCluster
 from tests.stores.server import StoreServer, s3_options
 
@@ -226,8 +226,8 @@ def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_p
 
 def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(monkeypatch):
     checked = []
-    monkeypatch.setattr(session_checks, "check_encoding", lambda spark, path: checked.append(path))
-    monkeypatch.setattr(session_checks, "warn_of_settings", lambda session: None)
+    monkeypatch.setattr(session_settings, "check_encoding", lambda _, path: checked.append(path))
+    monkeypatch.setattr(session_settings, "warn_of_settings", lambda session: None)
     session = SimpleNamespace(conf=SimpleNamespace(get=lambda *names: None))
     check_session(SinkOptions.parse({"nameServer": "-:1", "ledger": "/data/\u8ba2\u5355"}), session)
     assert checked == ["/data/\u8ba2\u5355"]

@@ -18,8 +18,18 @@ from rocket_sink.ledger.records import BETWEEN_IDS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
 from rocket_sink.producer.engine.limits import per_task_rate
-from rocket_sink.spark import console, context, lineage, packs, plans, session_checks
+from rocket_sink.spark import console, lineage, packs
 from rocket_sink.spark.backfill.sources import Selection
+from rocket_sink.spark.checks import (
+    budget,
+    context,
+    driver_options,
+    own_input,
+    plans,
+    queries,
+    reach,
+    session_settings,
+)
 from rocket_sink.spark.decided_epoch import commit_log_offsets, read_halves
 from rocket_sink.spark.reading.options import ReadOptions
 from rocket_sink.spark.runs import Runs
@@ -249,7 +259,7 @@ def test_each_way_to_leave_records_begins_anew(tmp_path, caplog, options, lane):
     for run, (more, by, pending) in enumerate(starts):
         ledger = tmp_path / more.get("ledger", "old")
         sink = SinkOptions.parse(**{**more, "ledger": str(ledger)})
-        epochs.append(session_checks.unrecorded_by(sink, None, "q", str(run), pending, by))
+        epochs.append(queries.unrecorded_by(sink, None, "q", str(run), pending, by))
     assert epochs == ["", "0", last]
     assert caplog.text.count("epoch 0 was begun before") == len("".join(epochs))
 
@@ -389,7 +399,7 @@ def test_the_plan_below_packs():
 )  # fmt: skip
 def test_a_ledger_inside_the_input_is_named(folder, path, is_inside):
     plan = plan_of(leaf("StreamingRelation", sourceName=f"FileSource[{folder}]"))
-    text = session_checks._own_input(plan, [("ledger", "/elsewhere"), ("checkpoint", path)])
+    text = own_input.own_input_error(plan, [("ledger", "/elsewhere"), ("checkpoint", path)])
     assert bool(text) is is_inside
     if is_inside:
         assert f"the checkpoint {path} is inside {folder}" in text and "Put the checkpoint" in text
@@ -409,18 +419,15 @@ class Settings:
 
 def test_a_setting_is_that_of_the_application_first():
     session = Settings(own={"spark.speculation": "true", "other": "x"}, spark_speculation="FALSE")
-    assert session_checks.setting(session, "spark.speculation") == "FALSE"
-    assert not session_checks.speculates(session)
-    assert session_checks.setting(session, "other") == "x"
-    assert session_checks.setting(session, "none") == ""
-    assert session_checks.session_setting(session, "spark.speculation") == "true"
+    assert session_settings.setting(session, "spark.speculation") == "FALSE"
+    assert not session_settings.speculates(session)
+    assert session_settings.setting(session, "other") == "x"
+    assert session_settings.setting(session, "none") == ""
+    assert session_settings.session_setting(session, "spark.speculation") == "true"
     for is_on in ("true", "TRUE"):
-        assert session_checks.speculates(Settings(classic=False, spark_speculation=is_on))
-    assert (
-        session_checks.setting(object(), "none")
-        == session_checks.session_setting(object(), "")
-        == ""
-    )
+        assert session_settings.speculates(Settings(classic=False, spark_speculation=is_on))
+    for read in (session_settings.setting, session_settings.session_setting):
+        assert read(object(), "none") == ""
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -429,9 +436,9 @@ def test_speculation_is_refused_unless_it_is_allowed(allowed, is_on):
     options = SinkOptions.parse(allowSpeculation=allowed)
     if is_on and not allowed:
         with pytest.raises(errors.ConfigurationError, match="allowSpeculation=true"):
-            session_checks.refuse_speculation(options, is_on=is_on)
+            session_settings.refuse_speculation(options, is_on=is_on)
     else:
-        session_checks.refuse_speculation(options, is_on=is_on)
+        session_settings.refuse_speculation(options, is_on=is_on)
 
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -453,11 +460,10 @@ ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
     ],
 )  # fmt: skip
 def test_harmful_settings_are_warned_of_once(caplog, settings, words):
-    session_checks._warn_once.cache_clear()
+    session_settings._warn_once.cache_clear()
+    session = Settings(**{name.replace(".", "_"): value for name, value in settings.items()})
     for _ in range(2):
-        session_checks.warn_of_settings(
-            Settings(**{k.replace(".", "_"): v for k, v in settings.items()})
-        )
+        session_settings.warn_of_settings(session)
     lines = caplog.messages
     assert len(lines) == len(words) and all(w in t for w, t in zip(words, lines, strict=True))
 
@@ -488,21 +494,21 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
 )  # fmt: skip
 def test_a_limit_is_divided(own, slots, write, tasks):
     limit = LIMIT.with_(rateTasks=own) if own else LIMIT
-    options = session_checks.with_task_rate(limit, session_of(slots), **write)
+    options = session_settings.with_task_rate(limit, session_of(slots), **write)
     assert options.rate_tasks == tasks
     assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
 
 
 def test_without_a_limit_nobody_is_asked():
     options = SinkOptions()
-    assert session_checks.with_task_rate(options, None) is options
+    assert session_settings.with_task_rate(options, None) is options
 
 
 @pytest.mark.parametrize("slots", [0, None])
 def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatch):
-    monkeypatch.setattr(session_checks, "active_session", lambda: None)
+    monkeypatch.setattr(session_settings, "active_session", lambda: None)
     with pytest.raises(errors.OptionError, match="rateTasks"):
-        session_checks.with_task_rate(LIMIT, slots=slots)
+        session_settings.with_task_rate(LIMIT, slots=slots)
 
 
 def test_sparks_own_options_are_left_out():
@@ -513,14 +519,14 @@ def test_sparks_own_options_are_left_out():
         "queryName": "q",
         "outputMode": "m",
     }
-    assert session_checks.own_options(given) == {"topic": "t"}
+    assert driver_options.own_options(given) == {"topic": "t"}
 
 
 @pytest.mark.parametrize(
     ("refuse", "option", "text"),
     [
-        (session_checks.refuse_budget, {"maxEpochFailures": "1"}, "foreachBatch"),
-        (session_checks.refuse_batch_id, {"batchId": "b"}, "leave batchId out"),
+        (budget.refuse_budget, {"maxEpochFailures": "1"}, "foreachBatch"),
+        (driver_options.refuse_batch_id, {"batchId": "b"}, "leave batchId out"),
     ],
 )
 def test_options_that_a_stream_cannot_keep(refuse, option, text):
@@ -542,7 +548,7 @@ def test_tasks_learn_of_the_pending_epoch(monkeypatch, begun, ended, is_late, pe
         )
         return SimpleNamespace(getLatest=lambda: entry)
 
-    monkeypatch.setattr(session_checks, "plan_digest", lambda plan: f"digest of {plan}")
+    monkeypatch.setattr(queries, "plan_digest", lambda plan: f"digest of {plan}")
     query = SimpleNamespace(
         analyzedPlan=lambda: "plan",
         offsetLog=lambda: entries(begun),
@@ -550,7 +556,7 @@ def test_tasks_learn_of_the_pending_epoch(monkeypatch, begun, ended, is_late, pe
     )
     told: dict[str, str] = {}
     settings = SimpleNamespace(set=told.__setitem__)
-    session_checks._tell_tasks(query, settings, is_late=is_late)
+    queries._tell_tasks(query, settings, is_late=is_late)
     assert told.pop(context.PLAN) == "digest of plan"
     assert told == ({} if pending is None else {context.PENDING: pending})
 
@@ -571,7 +577,7 @@ def test_name_servers_that_may_be_starting_are_asked_again(
     monkeypatch.setattr(admins, "Admin", admin_class)
     monkeypatch.setattr(time, "sleep", slept)
     options = SinkOptions()
-    answer = session_checks.name_server_answer(options)
+    answer = reach.name_server_answer(options)
     assert slept.call_args_list == [call(pause_s) for pause_s in pauses]
     assert admin_class.call_args_list == [call(options, timeout_s=2.0)] * min(failures + 1, 3)
     assert type(answer) is kind if is_error else answer == "a warning"
@@ -611,9 +617,9 @@ def test_rights_are_asked_for_once_a_minute(
     caplog.set_level("INFO")
     if refused:
         with pytest.raises(errors.ConfigurationError, match=r"no right|prox"):
-            session_checks.check_rights(parsed)
+            reach.check_rights(parsed)
     else:
-        session_checks.check_rights(parsed)
+        reach.check_rights(parsed)
     assert admin.query_by_unique_key.call_args_list == [call("t", "-", max_messages=1)] * asks
     assert ("cannot tell whether" in caplog.text) is (proxy == "down")
     is_asked = delivery != "at_least_once" and not refused
@@ -732,8 +738,8 @@ def told(text: str) -> Any:
         ("foreach", {"columns": "no body"}, "cancelled", "no body"),
         ("planned", {"columns": "no body"}, "foreach", ""),
         ("source", {"columns": "no body"}, "datasource", ""),
-        ("foreach", {"class": "ContinuousExecution"}, "cancelled", session_checks.CONTINUOUS),
-        ("source", {"mode": "Update"}, "cancelled", session_checks._UPDATE),
+        ("foreach", {"class": "ContinuousExecution"}, "cancelled", queries.CONTINUOUS),
+        ("source", {"mode": "Update"}, "cancelled", queries._UPDATE),
         ("foreach", {"mode": "Update"}, "foreach", ""),
         ("foreach", {"chance": "anew"}, "cancelled", "anew"),
         ("foreach", {"unreachable": True}, "cancelled", "no server"),
@@ -748,7 +754,7 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     cancelled, notes = [], list[Any]()
     settings = SimpleNamespace(get=lambda *name: "7", set=lambda *pair: notes.append(pair))
     plan = object() if kind == "planned" else None
-    foreach = session_checks._ForeachSink(options, plan)  # type: ignore[arg-type]
+    foreach = queries._ForeachSink(options, plan)  # type: ignore[arg-type]
     kinds = {"source": "PythonTable", "other": "PythonTable", "batch": "ForeachBatchSink"}
     sink = SimpleNamespace(
         getClass=named_class(kinds.get(kind, "ForeachWriterTable")), writer=lambda: kind,
@@ -776,19 +782,19 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
         "_source_options": lambda query: None if change.get("hidden") else options,
         "_tell_tasks": lambda *args, is_late: notes.append((*args, is_late)),
         "unrecorded_by": lambda *args: args[0] is options and (*args[2:],),
-        "_own_input": lambda plan, files: notes.append(files) or change.get("own", ""),
+        "own_input_error": lambda plan, files: notes.append(files) or change.get("own", ""),
         "_wrong_columns": lambda plan, options: change.get("columns", ""),
         "_chance": lambda *args: change.get("chance", ""), "check_reachable": reach,
         "schema_of": lambda plan: "schema", "resolve_columns": lambda *args: "columns",
         "_refuse_objects": lambda session: None, "refused_runs": {},
     }  # fmt: skip
     for name, stand_in in stands_in.items():
-        monkeypatch.setattr(session_checks, name, stand_in)
-    result = session_checks.refuse_query(session, "q", ["/own", "/other"], is_late=True)
+        monkeypatch.setattr(queries, name, stand_in)
+    result = queries.refuse_query(session, "q", ["/own", "/other"], is_late=True)
     is_well = end in ("foreach", "datasource")
     assert result == ((options, end, "plan") if is_well else None)
     assert cancelled == ([("run", text)] if end == "cancelled" else [])
-    assert session_checks.refused_runs == ({"run": text} if end == "refused" else {})
+    assert queries.refused_runs == ({"run": text} if end == "refused" else {})
     assert ("the query q is ended" in caplog.text) is (end == "cancelled")
     if kind in ("foreign", "other"):
         assert not notes
@@ -798,7 +804,7 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     assert notes[1:-1] == [(context.UNRECORDED, ("q", "run", "7"))] * is_shown
     ledgers = ["/own"] if kind in ("foreach", "planned") else ["/own", "/other"]
     assert notes[-1] == [*(("ledger", each) for each in ledgers), ("checkpoint", "/checkpoint")]
-    assert session_checks.refuse_query(session, "gone", []) is None
+    assert queries.refuse_query(session, "gone", []) is None
 
 
 @pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])

@@ -9,8 +9,8 @@ import pytest
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.spark.checks.budget import check_budget
 from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessage, read_options
-from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
 from tests.clusters import scripted_cluster

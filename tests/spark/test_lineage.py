@@ -22,7 +22,7 @@ pytest.importorskip("openlineage.client")
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import foreach_batch, lineage
-from rocket_sink.spark.context import StreamRun
+from rocket_sink.spark.checks.context import StreamRun
 from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
 from rocket_sink.spark.foreach_batch import BatchWriter, _Sent
 from rocket_sink.spark.sink import RocketSink

@@ -12,7 +12,8 @@ import pytest
 from pyspark import TaskContext
 
 from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.spark import foreach_batch, session_checks
+from rocket_sink.spark import foreach_batch
+from rocket_sink.spark.checks import queries
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import stream_writer, write
 from tests.ledger.views import view_rows
@@ -173,7 +174,7 @@ def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(world, del
 
 def test_two_sinks_in_threads_know_their_own_pending_epochs(spark, cluster, tmp_path, monkeypatch):
     """The sink with the new ledger looks first; neither sends before the other has looked."""
-    real, both, looked = session_checks.unrecorded_epoch, Barrier(2, timeout=60), Event()
+    real, both, looked = queries.unrecorded_epoch, Barrier(2, timeout=60), Event()
 
     def look(place, *facts):
         assert place.uri.endswith("new") or looked.wait(60)
@@ -197,7 +198,7 @@ def test_two_sinks_in_threads_know_their_own_pending_epochs(spark, cluster, tmp_
 
     with pytest.raises(Exception, match="broken"):
         write(["known"])
-    monkeypatch.setattr(session_checks, "unrecorded_epoch", look)
+    monkeypatch.setattr(queries, "unrecorded_epoch", look)
     monkeypatch.setattr(foreach_batch, "check_reachable", lambda *_: both.wait())
     write(["new", "known"])
     select = "SELECT duplicates_possible AS rows FROM epochs"

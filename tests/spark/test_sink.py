@@ -10,7 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
-from rocket_sink.spark import session_checks
+from rocket_sink.spark.checks import session_settings
 from rocket_sink.spark.datasource import RocketMQDataSource
 from tests.clusters import scripted_cluster
 from tests.python import run_python
@@ -60,8 +60,8 @@ def settings(monkeypatch):
     settings: dict[str, str] = {}
     context = SimpleNamespace(getConf=lambda: settings)
     session = SimpleNamespace(_jsparkSession=object(), sparkContext=context, conf={})
-    monkeypatch.setattr(session_checks, "active_session", lambda: session)
-    session_checks._warn_once.cache_clear()
+    monkeypatch.setattr(session_settings, "active_session", lambda: session)
+    session_settings._warn_once.cache_clear()
     return settings
 
 

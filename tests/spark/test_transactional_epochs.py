@@ -21,7 +21,7 @@ from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import foreach_batch, transactions
-from rocket_sink.spark.context import QUERY_ID, RUN_ID
+from rocket_sink.spark.checks.context import QUERY_ID, RUN_ID
 from rocket_sink.spark.decided_epoch import decided_epoch
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark

@@ -15,7 +15,7 @@ from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.context import StreamRun, run_of
+from rocket_sink.spark.checks.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster

@@ -8,7 +8,7 @@ from pyspark.errors import StreamingQueryException
 
 from rocket_sink.errors import NameServerUnavailableError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark import session_checks
+from rocket_sink.spark.checks import reach
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
@@ -23,11 +23,9 @@ cluster = scripted_cluster(1)
 def pauses_s(monkeypatch):
     """Forget earlier answers, and return the pauses, which are not waited for."""
     pauses: list[float] = []
-    monkeypatch.setattr(session_checks, "_reached", set())
+    monkeypatch.setattr(reach, "_reached", set())
     # Threads of other tests may sleep, so replace `time` in this module only.
-    monkeypatch.setattr(
-        session_checks, "time", SimpleNamespace(sleep=pauses.append, time=time.time)
-    )
+    monkeypatch.setattr(reach, "time", SimpleNamespace(sleep=pauses.append, time=time.time))
     return pauses
 
 
@@ -46,21 +44,21 @@ def test_executors_are_asked_if_the_driver_gets_no_answer():
     answers = [NameServerUnavailableError("no name server answered an executor"), ""]
     session = session_at("spark://host:7077", answers)
     with pytest.raises(NameServerUnavailableError, match="an executor"):
-        session_checks.check_reachable(options, session)
+        reach.check_reachable(options, session)
     for _ in range(2):
-        session_checks.check_reachable(options, session)
+        reach.check_reachable(options, session)
     assert answers == [], "the last answer is remembered"
 
 
 def test_a_name_server_that_is_starting_is_asked_again(cluster, pauses_s, caplog):
     session = session_at("local[2]", [])
     with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
-        session_checks.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
+        reach.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
     assert len(pauses_s) == 2
     caplog.clear()
     for topic in ("", "not-there-yet"):
         options = SinkOptions.parse(nameServer=cluster.name_server, topic=topic)
-        session_checks.check_reachable(options, session)
+        reach.check_reachable(options, session)
     assert not cluster.brokers[0].requests
     assert len(pauses_s) == 2 and not caplog.messages, "the workers warn of the topic"
 
@@ -73,7 +71,7 @@ def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(cluster, caplog, 
     values = {"nameServer": cluster.name_server, "namespace": namespace}
     for topic in ("flihgts", "flihgts", "flights"):
         options = SinkOptions.parse(topic=topic, **values)
-        session_checks.check_reachable(options, session_at("spark://host:7077", []))
+        reach.check_reachable(options, session_at("spark://host:7077", []))
     (record,) = caplog.records
     command = ["check", "-n", cluster.name_server, "-t", "flihgts", "--json"]
     checked = run_command(*command, "-O", f"namespace={namespace}")
@@ -94,7 +92,7 @@ def test_no_hint_names_a_topic_that_brokers_use_themselves(cluster, topic, endin
     for name in ("orders", "%RETRY%orderz-group", "%DLQ%orderz", "%RETRY%ordrs", "rmq_sys_ord"):
         cluster.create_topic(name, 1)
     options = SinkOptions.parse(topic=topic, nameServer=cluster.name_server)
-    warning = session_checks.name_server_answer(options)
+    warning = reach.name_server_answer(options)
     assert isinstance(warning, str) and warning.endswith(ending)
 
 
@@ -102,7 +100,7 @@ def test_a_topic_list_that_cannot_be_read_fails_no_query(cluster):
     code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
     cluster.on_name_server(code, Answer(0), times=None)
     options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopic="")
-    warning = session_checks.name_server_answer(options)
+    warning = reach.name_server_answer(options)
     assert "the topic t: no send creates it, because createTopic is empty" in str(warning)
     assert str(warning).endswith("by default with ordering=strict; check its name")
 

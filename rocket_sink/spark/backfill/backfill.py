@@ -46,7 +46,7 @@ from rocket_sink.spark.backfill.resend import (
     waiting_of,
 )
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Selection, Source, marked
-from rocket_sink.spark.session_checks import check_session, with_task_rate
+from rocket_sink.spark.checks.session_settings import check_session, with_task_rate
 
 _SAMPLE: Final = 10
 _PROGRESS_S: Final = 0.5

@@ -56,7 +56,7 @@ from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.producer.pool import worker_pool
 from rocket_sink.rows.contract import DELAY_COLUMNS, resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
-from rocket_sink.spark.context import run_context
+from rocket_sink.spark.checks.context import run_context
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender

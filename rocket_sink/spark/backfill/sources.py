@@ -50,8 +50,8 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark.checks.session_settings import session_setting
 from rocket_sink.spark.frames import json_body, plan_of, quoted
-from rocket_sink.spark.session_checks import session_setting
 
 SENT_COLUMNS: Final = (
     "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",

@@ -20,7 +20,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
-from rocket_sink.spark.session_checks import check_rights
+from rocket_sink.spark.checks.reach import check_rights
 from rocket_sink.wire.acl import Credentials
 from tests.clusters import make_topic, read_topic
 from tests.producer.waiting import until
