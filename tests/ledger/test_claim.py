@@ -11,7 +11,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck, settled_since
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck, noted_since
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.transport.files import sealed_files
 from tests.ledger.views import view_rows
@@ -100,7 +100,7 @@ def test_letters_that_were_settled_since(tmp_path):
     ledger.create(SPARK)
     resolve("parked", "before")
     version = ledger.version(SPARK)
-    assert settled_since(place, version) == set()
+    assert noted_since(place, version)[0] == set()
     resolve("parked", "a", "b", "c")
     resolve("unparked", "b", "before")
     resolve("resent", "c", "d")
@@ -111,9 +111,9 @@ def test_letters_that_were_settled_since(tmp_path):
     )
     ledger.sync(SPARK)
     expected = {"a", "c", "d", "folded"}
-    assert settled_since(place, version) == expected
+    assert noted_since(place, version)[0] == expected
     rows = view_rows(ledger.path, "SELECT letter_id FROM settled")
     assert {row.letter_id for row in rows} == expected
     assert ledger.optimize(SPARK) == {"files_added": 1, "files_removed": 6}
-    assert settled_since(place, version) == expected
-    assert settled_since(place, ledger.version(SPARK)) == set()
+    assert noted_since(place, version)[0] == expected
+    assert noted_since(place, ledger.version(SPARK))[0] == set()

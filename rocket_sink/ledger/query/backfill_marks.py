@@ -13,7 +13,8 @@ and so must tasks that outlive a killed driver. So tasks compare their token wit
 before they send, and stop if another backfill has written its token there.
 
 A task may begin hours after the plan, when somebody has parked some of its dead letters. So the
-task reads which dead letters were settled after the plan's version (`settled_since`)."""
+task reads which dead letters were settled after the plan's version, and which tasks were about to
+send since (`noted_since`)."""
 
 from __future__ import annotations
 
@@ -122,19 +123,28 @@ def not_stored(
     return build_rows(BACKFILL, len(outcome), values, ctx)
 
 
-def settled_since(place: LedgerPath, version: int) -> set[str]:
-    """Return the ids of the dead letters that commits after this version have settled. Leave out
-    letters that were parked or dropped, and then unparked. Raise LedgerError if the table's log or
-    one of its files cannot be read."""
+def noted_since(place: LedgerPath, version: int) -> tuple[set[str], set[tuple[str, int]]]:
+    """Return what commits after this version have noted. Raise LedgerError if the table's log or
+    one of its files cannot be read.
+
+    Returns:
+        The ids of the dead letters that were settled, without letters that were parked or dropped,
+        and then unparked; and (query id, partition) of the backfill tasks that were about to send.
+    """
     last: dict[str, str] = {}
+    tasks: set[tuple[str, int]] = set()
+    kinds = {RESOLUTION: ("letter_id", "resolution"), BACKFILL: ("query_id", "partition")}
     with failing(
         f"cannot read what was settled in the ledger {place} since version {version}",
         place.uri, kinds=(OSError, pa.ArrowException, ValueError, KeyError),
     ):  # fmt: skip
-        follower = LedgerFollower(place, {RESOLUTION: ("letter_id", "resolution")}, version)
-        for _, rows in follower.new_rows():
-            for letter, way in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        for kind, rows in LedgerFollower(place, kinds, version).new_rows():
+            pairs = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+            if kind == BACKFILL:
+                tasks.update(pairs)
+                continue
+            for letter, way in pairs:
                 # A resent letter stays resent; otherwise the last resolution counts.
                 if last.get(letter) != "resent":
                     last[letter] = way
-    return {letter for letter, way in last.items() if way != UNPARKED}
+    return {letter for letter, way in last.items() if way != UNPARKED}, tasks

@@ -41,7 +41,7 @@ from rocket_sink.ledger.query.backfill_marks import (
     ClaimCheck,
     about_to_send,
     not_stored,
-    settled_since,
+    noted_since,
 )
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
@@ -403,13 +403,17 @@ def send_partition(
     ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
     spool = SpoolWriter(place, ctx)
     # In a later attempt of the stage Spark counts a partition's attempts from 0 again. Each attempt
-    # notes its letters before it sends them, so its file shows it.
+    # notes its letters before it sends them, so its file in the spool shows it, or its marks in the
+    # table: a query may fold the ledger meanwhile. A fold adds the marks before it deletes the
+    # file, so look into the spool first.
     again = bool(ctx.attempt_number) or has_earlier_attempt(ctx, place)
+    settled, tasks = noted_since(place, version)
+    again = again or (ctx.query_id, ctx.partition) in tasks
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(
                 options, engine=engine, spool=spool, ctx=ctx, ask_all=again, check=check,
-                settled=settled_since(place, version), **more,
+                settled=settled, **more,
             )  # fmt: skip
             for batch in batches:
                 resender.send(batch)

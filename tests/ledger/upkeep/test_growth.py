@@ -27,7 +27,7 @@ from rocket_sink.ledger.append.delta_rs import (
 )
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.query.backfill_marks import settled_since
+from rocket_sink.ledger.query.backfill_marks import noted_since
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep import growth as growth_module
@@ -334,7 +334,7 @@ def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth):
     growth.grow()
     version = DeltaTable(growth.place.root).version()
     growth.grow()
-    assert settled_since(growth.place, version) == set()
+    assert noted_since(growth.place, version)[0] == set()
     log = Path(growth.place.root, "_delta_log")
     add = {"path": "kind=resolution/x.parquet", "partitionValues": {"kind": "resolution"}}
     file = Path(growth.place.root, add["path"])
@@ -344,7 +344,7 @@ def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth):
         (log / f"{version + 1:020}.json").write_text(line)
         text = f"cannot read what was settled .* version {version}: "
         with refusal(growth.place.uri, text):
-            settled_since(growth.place, version)
+            noted_since(growth.place, version)
     (log / f"{version:020}.json").unlink()
     with pytest.raises(LedgerError, match="no longer reaches back"):
-        settled_since(growth.place, version)
+        noted_since(growth.place, version)

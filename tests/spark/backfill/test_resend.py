@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim
 from rocket_sink.ledger.records import RunContext
@@ -28,7 +29,7 @@ from rocket_sink.spark.backfill.resend import Resender, Resent, send_partition
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
-from tests.ledger.values import spool_rows
+from tests.ledger.values import session, spool_rows
 
 TOPIC = "t"
 CTX = RunContext("q", "r", 0, 0, lane="backfill")
@@ -437,8 +438,8 @@ def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(bed):
 
 
 @pytest.fixture
-def claim(bed, monkeypatch):
-    monkeypatch.setattr(resend, "settled_since", lambda place, version: set())
+def claim(bed):
+    Ledger(bed.options.ledger).create(session())
     claim = BackfillClaim(resolve_path(bed.options.ledger))
     claim.acquire(0)
     yield claim
@@ -459,12 +460,24 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(bed, claim):
     assert {row["kind"] for row in rows} >= {BACKFILL, RESOLUTION}
 
 
-def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(bed, claim):
-    """In a later attempt of its stage, too, where Spark counts its attempts from 0 again."""
-    total = Resent()
-    for _ in range(2):
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(bed, claim, is_folded):
+    """In a later attempt of its stage, too, where Spark counts its attempts from 0 again; also if a
+    fold for a query has taken the spool file of the earlier attempt meanwhile."""
+
+    def attempt():
         batches = iter([letters(["k"])])
-        work = send_partition(bed.options, "backfill-1", batches, claim=claim.token, version=0)
-        for rows in work:
-            total.add(*rows.to_pylist())
-    assert (total.resent, total.found, len(bed.stored())) == (1, 1, 1), total
+        [rows] = send_partition(bed.options, "backfill-1", batches, claim=claim.token, version=0)
+        total = Resent()
+        total.add(*rows.to_pylist())
+        return total
+
+    # It dies after the send; before that it notes the letters that it has found stored: none.
+    dies = patch.object(Resender, "_resolve", side_effect=[None, ValueError("it dies")])
+    with dies, pytest.raises(ValueError, match="dies"):
+        attempt()
+    assert len(bed.stored()) == 1
+    if is_folded:
+        assert Ledger(bed.options.ledger).sync(session()).files == 1
+    total = attempt()
+    assert (total.resent, total.found, len(bed.stored())) == (0, 1, 1), total
