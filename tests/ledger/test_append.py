@@ -25,7 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import storage
-from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append import appender, delta_rs
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.table import is_table, last_txn_version, rows_of_epoch
@@ -153,14 +153,102 @@ def test_a_transaction_is_taken_once(place):
     assert again.rows is None
 
 
-def test_an_epoch_without_rows_makes_no_commit(place):
-    before = DeltaTable(place.root).version()
+@pytest.mark.parametrize(
+    ("by_tasks", "later", "wanted", "result"),
+    [
+        (0, 0, None, 0),
+        (0, 0, 0, 0),
+        (0, 0, 3, "its log does not show the commit"),
+        (3, 0, None, 3),
+        (3, 0, 3, 3),
+        (3, 2, None, 5),
+        (3, 0, 4, "has added 3 rows, and 4 were handed over"),
+    ],
+)
+def test_rows_of_tasks_are_counted(place, monkeypatch, by_tasks, later, wanted, result):
+    """Executors prove the folder first. An epoch without rows makes no commit."""
+    before, checks = DeltaTable(place.root).version(), []
+    token = SimpleNamespace(check=lambda: checks.append(1))
+    monkeypatch.setattr(
+        appender, "executors_token", lambda *given: given == (SPARK, place) and token
+    )
+
+    def rows(count):
+        return [sends(context(query_id="q", epoch=5), count)] if count else []
+
     append = begin_append(SPARK, place, "q", 5)
-    append.save(append.made_by_tasks(SPARK.range(10), lambda batches: iter(())))
-    assert append.rows == 0
-    assert DeltaTable(place.root).version() == before
-    by_delta_rs(place, "q", 6)
-    assert rows_in(place) == {("q", 6): ROWS}
+    made = append.made_by_tasks(SPARK.range(10), lambda batches: iter(rows(by_tasks)))
+    with refusal(place.uri, result) if isinstance(result, str) else nullcontext():
+        append.save(made, wanted, lambda: rows(later))
+        assert append.rows == result
+    assert checks == [1]
+    assert DeltaTable(place.root).version() == before + (by_tasks > 0)
+    assert rows_in(place).total() == by_tasks + later
+
+
+def test_accounts_of_a_write_are_those_of_its_run(place, monkeypatch):
+    """Before its commit delta-rs reads the tasks' files; Spark's Delta has committed them."""
+    append, rows = begin_append(SPARK, place, "q", 4), []
+    ctx, other = context(epoch=4), context(epoch=4, run_id="run-2")
+    batches = [sends(ctx), accounts(ctx, acked=3), accounts(other, acked=5)]
+
+    def read():
+        rows.extend(append.accounts(["acked"], ctx))
+        for file in Path(place.root, "kind=epoch").iterdir():
+            file.rename(file.with_suffix(".away"))
+        with refusal(place.uri, "^All rows were sent, .* cannot be read now"):
+            append.accounts(["acked"], ctx)
+        for file in Path(place.root, "kind=epoch").iterdir():
+            file.rename(file.with_suffix(".parquet"))
+        return ()
+
+    append.save(append.made_by_tasks(SPARK.range(1), lambda _: iter(batches)), later=read)
+    assert rows == [{"acked": 3}, {"acked": 5}]
+    append = appender._BySpark(SPARK, place, "q", 4, "", 0, is_held=False)
+    assert append.accounts(["acked"], ctx) == [{"acked": 3, "run_id": "run-1"}]
+    shutil.rmtree(Path(place.root, "kind=epoch"))
+    with pytest.raises(LedgerError, match=r"^All rows were sent, .* cannot be read"):
+        append.accounts(["acked"], ctx)
+
+
+@pytest.mark.parametrize(("last", "is_held"), [(None, False), (6, False), (7, True), (8, True)])
+@pytest.mark.parametrize("token", [None, "token"])
+def test_an_append_by_sparks_delta(place, monkeypatch, last, is_held, token):
+    asked, frame = [], MagicMock()
+    answers = {
+        "open_for_commits": None, "last_txn_version": last, "table_version": 9,
+        "warn_if_shared": None, "rows_of_commit": ROWS, "executors_token": token,
+        "spark_frame": frame,
+    }  # fmt: skip
+
+    def answer(name, *arguments):
+        asked.append((name, *arguments))
+        return answers[name]
+
+    for name in answers:
+        monkeypatch.setattr(appender, name, partial(answer, name))
+    client = SimpleNamespace()
+    monkeypatch.setattr(appender, "is_table", lambda *_: True)
+    assert not begin_append(client, place, "q", 7)._is_held
+    assert not begin_append(SPARK, place)._is_held
+    assert [name for name, *_ in asked[:2]] == ["open_for_commits", "table_version"]
+    append = begin_append(SPARK, place, "q", 7, "mine")
+    assert (append._is_held, append.sequence, append.merges) == (is_held, 10 << 32, False)
+    assert [(name, *given[2:]) for name, *given in asked if "_txn_" in name] == [
+        ("last_txn_version", "q")
+    ]
+    assert ("warn_if_shared", SPARK, place) in asked
+    append.save_rows([sends(context(), 2), sends(context(), 1)])
+    assert append.rows == (None if is_held else ROWS)
+    rows = [arguments for name, *arguments in asked if name == "spark_frame"]
+    assert [table.num_rows for _, table in rows] == [ROWS] * (not is_held)
+    made = frame.coalesce.return_value
+    if token:
+        made = made.mapInArrow.return_value
+    assert made.write.format.called != is_held
+    if not is_held:
+        frame.coalesce.assert_called_once_with(1)
+        assert asked[-1] == ("rows_of_commit", SPARK, place, "mine", 9)
 
 
 @pytest.mark.spark

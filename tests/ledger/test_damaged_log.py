@@ -21,7 +21,7 @@ from rocket_sink.ledger.append import appender, delta_rs
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.table import check_not_ahead
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.checks.context import StreamRun
@@ -205,27 +205,38 @@ def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path, monkeypa
     made = MagicMock()
     appender._BySpark(session, place, "", 0, "", 0, is_held=False).save(made)
     made.write.format.assert_called_once_with("delta")
+    # The log cannot be read by pyarrow either.
+    place = LedgerPath("oss://b/k", "b/k", is_local=False)
+    appender._BySpark(values.session(), place, "", 0, "", 0, is_held=False).save(MagicMock())
 
 
 @pytest.mark.parametrize(
     ("names", "is_late"),
     [
-        ([f"{0:020}.json", f"{1:020}.json"], False),
+        ([f"{0:020}.json", f"{5:020}.json"], False),
         ([f"{7:020}.json", f".{8:020}.json.crc", "_last_vacuum"], True),
         ([f"{7:020}.json", f"{6:020}.checkpoint.parquet"], False),
+        ([], True),
     ],
 )
-def test_no_commit_of_sparks_delta_begins_a_log(tmp_path, monkeypatch, names, is_late):
+@pytest.mark.parametrize("error", [None, KeyError("a defect")])
+def test_no_commit_of_sparks_delta_begins_a_log(tmp_path, monkeypatch, names, is_late, error):
     """In a store such a commit succeeds although the log was deleted, and nobody could read it."""
     monkeypatch.setattr(appender, "rows_of_commit", lambda *_: 1)
-    (tmp_path / LOG_FOLDER).mkdir()
     for name in names:
+        (tmp_path / LOG_FOLDER).mkdir(exist_ok=True)
         (tmp_path / LOG_FOLDER / name).touch()
     place, made = resolve_path(tmp_path), MagicMock()
-    append = appender._BySpark(values.session(), place, "id", 7, "token", 0, is_held=False)
-    with pytest.raises(LedgerError, match="deleted while") if is_late else nullcontext():
-        append.save(made)
-    left = {path.name for path in (tmp_path / LOG_FOLDER).iterdir()}
-    assert left == ({"_last_vacuum"} if is_late else {*names})
     writer = made.write.format("delta").mode("append").option("txnAppId", "id")
-    writer.option("txnVersion", "7").option("userMetadata", "token").save.assert_called_once()
+    writer = writer.option("txnVersion", "7").option("userMetadata", "token")
+    writer.save.side_effect = error
+    append = appender._BySpark(values.session(), place, "id", 7, "token", 0, is_held=False)
+    with (
+        pytest.raises(LedgerError, match="deleted while")
+        if is_late
+        else (pytest.raises(KeyError) if error else nullcontext())
+    ):
+        append.save(made)
+    stored = {path.name for path in tmp_path.glob(f"{LOG_FOLDER}/*")}
+    assert stored == ({*names} & {"_last_vacuum"} if is_late else {*names})
+    writer.save.assert_called_once_with(place.uri)

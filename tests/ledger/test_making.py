@@ -2,13 +2,15 @@
 and brings up to date while a second writer commits, deletes or remakes the table.
 """
 
-import contextlib
 import json
 import shutil
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pyarrow as pa
 import pytest
@@ -23,10 +25,10 @@ from rocket_sink.ledger.append.table import PROPERTIES, is_table
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 
-from .values import context, sends, session
+from .values import context, refusal, sends, session
 
 SPARK = session()
 """A session whose tables delta-rs makes."""
@@ -71,7 +73,7 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
         request.getfixturevalue("by_spark")
         driver = request.getfixturevalue("spark")
     if maker == "without a lock":
-        monkeypatch.setattr(table_module, "ledger_lock", lambda *_, **__: contextlib.nullcontext())
+        monkeypatch.setattr(table_module, "ledger_lock", lambda *_, **__: nullcontext())
     for number in range(ROUNDS):
         path, ids = tmp_path / str(number), set[str]()
 
@@ -128,6 +130,111 @@ def test_delta_rs_makes_the_table_that_sparks_delta_would_make(spark, tmp_path, 
     frames = [spark.read.format("delta").load(str(tmp_path / name)) for name in ("rust", "spark")]
     assert frames[0].schema == frames[1].schema
     assert [f.metadata for f in frames[0].schema] == [f.metadata for f in frames[1].schema]
+
+
+CONFLICT = RuntimeError("io.delta.exceptions.ConcurrentWriteException")
+OTHER = RuntimeError("the disk\n\tat java.Stack")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_made", "refusals", "tries", "says"),
+    [
+        (None, True, [], 1, ""),
+        (CONFLICT, True, [], 1, ""),
+        (OTHER, True, [], 1, ""),
+        (CONFLICT, False, [], 0, "there is no ledger"),
+        (OTHER, False, [], 0, "cannot make the ledger table at .*: the disk. The session needs"),
+        (None, True, [CONFLICT] * 9, 10, ""),
+        (None, True, [CONFLICT] * 10, 10, "ConcurrentWrite"),
+        (None, True, [OTHER], 1, "the disk"),
+    ],
+)
+@pytest.mark.usefixtures("by_spark")
+def test_how_sparks_delta_makes_a_table(
+    tmp_path, monkeypatch, error, is_made, refusals, tries, says
+):
+    """Spark's Delta sets the version by a second commit, which may conflict with others."""
+    place, pauses_s = resolve_path(tmp_path / "a`b"), []
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=pauses_s.append))
+    driver, remaining = session(), [*refusals]
+    driver.createDataFrame, driver.read, driver.sql = MagicMock(), MagicMock(), MagicMock()
+    driver.read.format.return_value.load.return_value.columns = LEDGER_SCHEMA.names
+
+    def save(uri):
+        assert uri == place.uri
+        if is_made:
+            create_table(place, LEDGER_SCHEMA, PROPERTIES)
+        if error:
+            raise error
+
+    def alter(text):
+        if remaining:
+            raise remaining.pop()
+
+    writer = driver.createDataFrame.return_value.write.format("delta").mode("append")
+    writer.options(**PROPERTIES).partitionBy("kind").save = save
+    driver.sql.side_effect = alter
+    with pytest.raises((LedgerError, RuntimeError), match=says) if says else nullcontext():
+        assert Ledger(place.root).create(driver) == str(DeltaTable(place.root).metadata().id)
+    writer.options.return_value.partitionBy.assert_called_with("kind")
+    assert driver.createDataFrame.return_value.write.format.return_value.mode.call_count == 2
+    setting = f"SET TBLPROPERTIES ('{VERSION_PROPERTY}' = '{SCHEMA_VERSION}')"
+    uri = place.uri.replace("a`b", "a``b")
+    assert driver.sql.call_args_list == [call(f"ALTER TABLE delta.`{uri}` {setting}")] * tries
+    assert len(pauses_s) == max(tries - 1, 0) and all(0 <= pause_s <= 0.5 for pause_s in pauses_s)
+    rows, schema = driver.createDataFrame.call_args.args
+    fields = [(field.name, field.metadata["comment"]) for field in schema]
+    assert rows == [] and fields == [(column.name, column.comment) for column in COLUMNS]
+
+
+@pytest.mark.parametrize("version", [str(SCHEMA_VERSION), None])
+def test_what_sparks_delta_says_of_a_table(tmp_path, monkeypatch, version):
+    """The driver asks Delta's log; a client of Spark Connect has Delta's public functions only."""
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "delta.tables", None)
+        with pytest.raises(LedgerError, match="delta-spark is missing"):
+            table_module._delta_table()
+    place = resolve_path(tmp_path)
+    make(place, 0)
+    driver, client, delta = session(), SimpleNamespace(), MagicMock()
+    properties = {VERSION_PROPERTY: version} if version else {}
+
+    def option(values):
+        return lambda name: SimpleNamespace(
+            isDefined=lambda: name in values, get=lambda: values[name]
+        )
+
+    driver._jvm, driver.read, client.read = MagicMock(), MagicMock(), MagicMock()
+    snapshots = driver._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot
+    snapshot = snapshots.return_value._2.return_value
+    snapshot.version.return_value = 4
+    snapshot.transactions.return_value.get = option({"q": 7})
+    snapshot.metadata.return_value.id.return_value = "id"
+    snapshot.metadata.return_value.configuration.return_value.get = option(properties)
+    delta.forPath.return_value.history.return_value.head.return_value = {"version": 4}
+    detail = delta.forPath.return_value.detail.return_value.select.return_value.head
+    detail.return_value = {"id": "id", "properties": properties}
+    monkeypatch.setattr(table_module, "open_direct", lambda *_: None)
+    monkeypatch.setattr(table_module, "_delta_table", lambda: delta)
+    for asked in (driver, client):
+        asked.read.format.return_value.load.return_value.columns = LEDGER_SCHEMA.names
+        assert table_module.table_version(asked, place) == 4
+        assert table_module.check_table(asked, place) == "id"
+        asked.read.format.return_value.load.return_value.columns = ["price"]
+        with nullcontext() if version else refusal(place.uri, "is not a ledger of rocket-sink"):
+            table_module.check_table(asked, place)
+    versions = [table_module.last_txn_version(driver, place, name) for name in ("q", "other")]
+    assert versions == [7, None]
+    snapshots.assert_called_with(driver._jsparkSession, place.uri)
+    delta.forPath.assert_called_with(client, place.uri)
+    delta.forPath.return_value.history.assert_called_once_with(1)
+    delta.isDeltaTable.assert_called_with(client, place.uri)
+    with pytest.raises(LedgerError, match="a Spark Connect session cannot ask Delta"):
+        table_module.last_txn_version(client, place, "q")
+    delta.isDeltaTable.return_value = False
+    assert table_module.last_txn_version(client, place, "q") is None
+    with refusal(place.uri, "there is no ledger"):
+        table_module.check_table(client, place)
 
 
 CLASSIC = SimpleNamespace(_jsparkSession=1)
