@@ -388,11 +388,31 @@ def test_without_sparks_delta_a_store_has_no_table_of_its_own(monkeypatch, commi
         assert not is_table(driver, place)
 
 
+@pytest.mark.parametrize(
+    ("uri", "file", "below"),
+    [
+        ("s3a://b/l", "s3a://b/l/kind=send/x%20", ("kind=send/x ", "send")),
+        ("s3a://b/l", "s3a://c/l/kind=send/x", ("/l/kind=send/x", "")),
+        ("hdfs:/l", "hdfs://node:1/l/kind=send/x", ("kind=send/x", "send")),
+        ("s3a://b/l", "x", ("x", "x")),
+    ],
+)
+def test_files_below_a_table(uri, file, below):
+    assert table_module._below(uri, file) == below
+
+
 def test_how_spark_is_asked_for_rows(new, tmp_path, monkeypatch):
     place = resolve_path(shutil.copytree(new, tmp_path / "ledger"))
-    driver, ledger = session(), Ledger(place.root)
-    by_delta_rs(place, "q", 0)
+    driver, ledger, asked = session(), Ledger(place.root), []
+    monkeypatch.setattr(table_module, "check_encoding", lambda *given: asked.append(given))
     driver.read = read = MagicMock()
+    with monkeypatch.context() as without_delta:
+        without_delta.setattr(table_module, "has_delta", lambda _: False)
+        driver.createDataFrame = MagicMock()
+        assert ledger.rows(driver) is driver.createDataFrame.return_value
+        assert driver.createDataFrame.call_args.args[0] == [] and not read.mock_calls
+    assert asked == [(driver, place.root)]
+    by_delta_rs(place, "q", 0)
     load = read.format.return_value.load
     assert ledger.rows(driver) is load.return_value
     past = read.format.return_value.option.return_value.load
@@ -416,6 +436,7 @@ def test_how_spark_is_asked_for_rows(new, tmp_path, monkeypatch):
     with_base.assert_called_once_with("basePath", place.uri)
     (file,) = DeltaTable(place.root).file_uris()
     with_base.return_value.parquet.assert_called_once_with(f"file:{file}")
+    with_base.return_value.parquet.return_value.select.assert_called_once_with(*LEDGER_SCHEMA.names)
     with refusal(place.uri, "needs Spark's Delta"):
         ledger.at(1).rows(driver)
     driver.conf.set("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")

@@ -3,6 +3,7 @@ and brings up to date while a second writer commits, deletes or remakes the tabl
 """
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -15,6 +16,7 @@ from unittest.mock import MagicMock, call
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append import delta_rs
@@ -260,7 +262,22 @@ def place(tmp_path):
 
 
 def number_of(place):
-    return last_version(place, newest(place), "fold")
+    table = newest(place)
+    assert newest(place) is table, "the process keeps the table"
+    return last_version(place, table, "fold")
+
+
+@pytest.mark.parametrize(
+    ("error", "caught"), [(DeltaError("x"), True), (OSError(), True), (KeyError(), False)]
+)
+def test_a_table_that_cannot_be_updated_is_opened_again(place, error, caught):
+    def fail():
+        raise error
+
+    kept = SimpleNamespace(version=lambda: 3, update_incremental=fail)
+    delta_rs._opened[os.getpid(), place] = delta_rs._last_commit(place, kept), kept
+    with nullcontext() if caught else pytest.raises(KeyError):
+        assert newest(place).version() == 3
 
 
 @pytest.mark.parametrize("moment", ["opened", "updated"])

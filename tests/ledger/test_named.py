@@ -70,7 +70,8 @@ def test_what_a_catalog_says(monkeypatch, is_there, makes, location, format_, an
 
 def test_without_a_session_a_process_knows_names_that_it_was_told(monkeypatch):
     monkeypatch.setattr(named, "active_session", lambda: None)
-    monkeypatch.setattr(named, "_known", {"c.s.t": "file:/l"})
+    monkeypatch.setattr(named, "_known", {"c.s.u": "file:/of/an/earlier/session"})
+    named.know_locations({"c.s.t": "file:/l"})
     assert [named.located(ledger) for ledger in ("c.s.t", "/l")] == ["file:/l", "/l"]
     with refusal("c.s.u", "needs a Spark session to be found"):
         named.located("c.s.u")

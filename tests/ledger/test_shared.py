@@ -13,6 +13,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,7 @@ from rocket_sink.ledger import token as token_module
 from rocket_sink.ledger.append import table as shared
 from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, VERSION_PROPERTY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.checks import session_settings
@@ -35,6 +37,8 @@ from rocket_sink.testing import FakeCluster
 from tests.stores.server import StoreServer, s3_options
 
 from .values import accounts, context, refusal, session, write_spool
+
+OTHERS = pa.schema({"price": pa.int64()})
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +144,7 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(tmp_path, mon
         LedgerToken("s3://b/k", "0", spools=True).check()
 
 
-@pytest.mark.parametrize("failing", ["", "_prove", "try_commit"])
+@pytest.mark.parametrize("failing", ["", "check", "_prove", "try_commit"])
 def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
     failing, monkeypatch, caplog
 ):
@@ -151,7 +155,7 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
         if not reached:
             raise LedgerError("this process cannot read and write the ledger")
 
-    token = SimpleNamespace(check=lambda: None)
+    token = SimpleNamespace(check=fail if failing == "check" else lambda: None)
     context = SimpleNamespace(applicationId="app", master="spark://host:7077")
     session = SimpleNamespace(sparkContext=context, _jsparkSession=object())
     place, table = LedgerPath("s3a://b/k", "b/k", is_local=False), object()
@@ -172,6 +176,14 @@ def test_spark_commits_on_a_store_that_executors_or_delta_rs_do_not_reach(
     for now_s, result in ((399.0, None if failing else table), (400.0, table)):
         monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
         assert shared.open_for_commits(session, place) is result
+    # A local session has no executors to ask. A store is asked once.
+    context.master = "local"
+    monkeypatch.setattr(shared, "_prove", None)
+    for refuses in (True, False):
+        monkeypatch.setattr(shared, "_allowed", {})
+        monkeypatch.setattr(shared, "store_refuses", MagicMock(side_effect=[refuses]))
+        for _ in range(2):
+            assert shared.open_for_commits(session, place) is (table if refuses else None)
 
 
 def test_a_new_session_has_its_own_keys(monkeypatch):
@@ -195,12 +207,23 @@ def test_a_new_session_has_its_own_keys(monkeypatch):
     assert key() == "old"
 
 
-@pytest.mark.parametrize("features", [False, True])
-def test_another_delta_table_is_refused_before_a_file_is_written_there(tmp_path, features):
-    configuration = {"delta.enableDeletionVectors": "true"} if features else {}
-    schema = pa.schema({"price": pa.int64()})
-    DeltaTable.create(tmp_path, schema, configuration=configuration)
+@pytest.mark.parametrize(
+    ("schema", "configuration", "is_ours"),
+    [
+        (OTHERS, {}, False),
+        (OTHERS, {"delta.enableDeletionVectors": "true"}, False),
+        (OTHERS, {VERSION_PROPERTY: "99"}, True),  # The error about the version comes later.
+        (LEDGER_SCHEMA, {}, True),
+    ],
+)
+def test_another_delta_table_is_refused_before_a_file_is_written_there(
+    tmp_path, schema, configuration, is_ours
+):
+    DeltaTable.create(tmp_path, schema, configuration=configuration, raise_if_key_not_exists=False)
     before = sorted(tmp_path.rglob("*"))
+    if is_ours:
+        assert ledger_token(resolve_path(tmp_path), spools=True).name
+        return
     with refusal(f"file:{tmp_path}", "is not a ledger of rocket-sink"):
         ledger_token(resolve_path(tmp_path), spools=True)
     assert sorted(tmp_path.rglob("*")) == before
@@ -222,6 +245,8 @@ def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_p
         raise error
     assert ("backup" in str(caught.value)) == ("backup" in words)
     assert caught.value.path == f"file:{tmp_path}"
+    with pytest.raises(TypeError), shared.reading(resolve_path(tmp_path)):
+        raise TypeError("a defect")
 
 
 def test_a_session_whose_java_takes_the_ledger_for_another_folder_is_refused(monkeypatch):
@@ -301,6 +326,32 @@ def test_the_first_start_is_refused(tmp_path, monkeypatch, number):
     with pytest.raises(LedgerError, match=r"the file system \w+ at /.*: it has no hard links"):
         ledger_token(place, spools=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mounts", "words"),
+    [
+        (["", "/data", "/else"], "the file system ext at {}/data: it has no"),
+        ([], "on this file system: it has no"),
+        (OSError(), "on this file system: it has no"),
+    ],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path, monkeypatch, mounts, words):
+    def disks(*, all):
+        if isinstance(mounts, OSError):
+            raise mounts
+        return [SimpleNamespace(fstype="ext", mountpoint=f"{tmp_path}{name}") for name in mounts]
+
+    (tmp_path / "data").mkdir()
+    refuse_links(monkeypatch, errno.EPERM)
+    monkeypatch.setattr("psutil.disk_partitions", disks)
+    place = resolve_path(tmp_path / "data" / "ledger")
+    with pytest.raises(LedgerError, match=words.format(tmp_path)):
+        ledger_token(place, spools=True)
+    refuse_links(monkeypatch, errno.EIO)
+    with refusal(place.uri, r"cannot read and write .*\[Errno 5\]"):
+        ledger_token(place, spools=True)
+    assert not list((tmp_path / "data").iterdir())
 
 
 def test_check_says_so(tmp_path, monkeypatch, capsys):
