@@ -144,7 +144,8 @@ def resend(
 
     They keep bodies, keys, tags, sharding keys, user properties, ids and the order in which they
     were given up. The property ROCKET_SINK_RESENDS counts the resends of a message. This may be run
-    twice: a message is skipped if the topic already has its copy with a higher count. All
+    again after it has ended: a message is skipped if the topic already has its copy with a higher
+    count. Two runs at the same time do not see each other's copies, and send messages twice. All
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
