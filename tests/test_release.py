@@ -146,15 +146,6 @@ def test_a_deprecation_counts_from_the_next_minor_version_on():
     assert public_names.deprecated(page, "0.4.0") == {"Producer.send_oneway"}
 
 
-def test_the_deprecated_latency_goes_when_the_pages_say():
-    latency = {name for name in public_names.names() if "rocket_sink.send.latency" in name}
-    page = public_names.STABILITY.read_text("utf-8")
-    assert latency and latency <= public_names.deprecated(page, "0.3.0")
-    rows = [line.split(" | ")[2] for line in page.splitlines() if "send.latency" in line]
-    metrics = (public_names.ROOT / "docs" / "operate" / "metrics.md").read_text("utf-8")
-    assert set(rows) == {"0.3"} and "deprecated and [goes in 0.3]" in metrics
-
-
 def test_nothing_is_overdue():
     page = public_names.STABILITY.read_text("utf-8")
     assert public_names.deprecated(page, rocket_sink.__version__) == set()

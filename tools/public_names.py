@@ -196,7 +196,7 @@ def _attributes() -> Iterator[str]:
     single: Any = Counter({1: 1})
     figures: Any = SimpleNamespace(
         rows=Counter(), duplicates_possible=0, standing=Standing({"data": 1}, 0),
-        brokers={"broker-a": BrokerSums(failures=single, isolations=single, answers=single)},
+        brokers={"broker-a": BrokerSums(failures=single, isolations=single)},
     )  # fmt: skip
     for metric in METRICS:
         for _, attributes in metric.values(figures):

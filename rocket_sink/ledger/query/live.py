@@ -28,7 +28,7 @@ from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath, first_line
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
-from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, middle_ms, percentile
+from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, middle_ms
 from rocket_sink.ledger.storage import active_session
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
@@ -71,8 +71,8 @@ class Standing(NamedTuple):
 
 @dataclass
 class BrokerSums:
-    """The sums of one broker's new rows. The broker `-` stands for attempts that reached no broker.
-    `answers` is {latency class: weight} of the newest answers: the last reading that had any."""
+    """The sums of one broker's new rows. The broker `-` stands for attempts that reached no
+    broker."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -82,13 +82,8 @@ class BrokerSums:
     isolations: Counter[str] = field(default_factory=Counter)
     isolated_until: dt.datetime | None = None
     cause: str = ""
-    answers: Counter[int] = field(default_factory=Counter)
     durations: Counter[float] = field(default_factory=Counter)
     """{upper bound of a bucket (s): number of answers in this bucket alone}."""
-
-    def latency_ms(self, share: float) -> float | None:
-        """Return the latency that a share of the newest answers did not exceed."""
-        return percentile(sorted(self.answers.items()), share)
 
     def is_isolated(self) -> bool:
         until = self.isolated_until
@@ -114,8 +109,6 @@ class LiveFigures:
         self._follower = LedgerFollower(place, _COLUMNS, skips_gone=True)
         self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
-        self._answered: set[str] = set()
-        """Brokers with answers in the current reading."""
 
     def reach(self, place: LedgerPath) -> None:
         """Read by the store's keys of a new session from now on."""
@@ -128,7 +121,6 @@ class LiveFigures:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False
             has_new_rows = False
-            self._answered.clear()
             before = self._follower.state
             try:
                 for kind, rows in self._follower.new_rows():
@@ -180,14 +172,9 @@ class LiveFigures:
             sums.body_bytes += _sum(stored["body_bytes"])
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
-            if answers:
-                # Add the further files of a reading in one step: other threads read the sum.
-                before = sums.answers if name in self._answered else Counter[int]()
-                sums.answers = before + answers
-                self._answered.add(name)
-                for class_, weight in answers.items():
-                    at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
-                    sums.durations[BOUNDS_S[at]] += weight
+            for class_, weight in answers.items():
+                at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
+                sums.durations[BOUNDS_S[at]] += weight
 
     def _add_isolation(self, broker: str, cause: str, until: dt.datetime) -> None:
         sums = self.brokers.setdefault(broker or _NO_BROKER, BrokerSums())
@@ -269,11 +256,6 @@ def _counts(name: str, attribute: str) -> Callable[[LiveFigures], Values]:
     )
 
 
-def _latency(sums: BrokerSums) -> Values:
-    shares = ((share, sums.latency_ms(share)) for share in (0.5, 0.95, 0.99))
-    return [(ms / 1000, {"quantile": share}) for share, ms in shares if ms is not None]
-
-
 def _durations(sums: BrokerSums) -> Values:
     counts = itertools.accumulate(sums.durations[bound] for bound in BOUNDS_S)
     for bound, count in zip(BOUNDS_S, counts, strict=True):
@@ -311,10 +293,6 @@ METRICS: Final = (
            "Answers that came within `le` seconds of their request's last byte, by broker: a "
            "histogram, for histogram_quantile, that adds up over brokers and drivers",
            _by_broker(_durations)),
-    Metric("rocket_sink.send.latency", False, "s",
-           "Deprecated, use rocket_sink.send.duration.bucket: time from a request's last byte to "
-           "its answer, of the newest answers, by broker and quantile (0.5, 0.95, 0.99)",
-           _by_broker(_latency)),
     Metric("rocket_sink.dead_letters.pending", False, "{message}",
            "Dead letters that wait for a backfill, by reason",
            lambda figures: [(n, {"reason": of}) for of, n in figures.standing.pending.items()]),
