@@ -54,24 +54,24 @@ _END_S: Final = 60.0
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Install the session's listener, once, and fold this ledger while queries make progress.
-    Return the thread that folds; None without a ledger, or without a classic session. Without a
-    ledger the listener only checks queries at their start."""
+    Return the thread that folds; None without a ledger, or without a classic session that runs.
+    Without a ledger the listener only checks queries at their start. A sink may be older than its
+    session, or write frames of several sessions, so each write calls this."""
     session = session or active_session()
-    if not is_classic(session):
+    if not is_classic(session) or session.sparkContext._jsc is None:
         return None
-    assert session is not None
-    # Keep the thread in the context, because a session may have several wrapper objects.
+    # Keep the threads in the context, because a session may have several wrapper objects.
     with _LOCK:
         context = session.sparkContext.__dict__
         if FOLDERS not in context:
-            context[FOLDERS] = {}
+            context[FOLDERS] = []
             context["stop"] = partial(_fold_and_stop, session.sparkContext.stop, context[FOLDERS])
-        threads = context[FOLDERS]
-        key = session._jsparkSession.hashCode()
-        thread: FoldThread | None = threads.get(key)
+        threads: list[FoldThread] = context[FOLDERS]
+        thread = next((thread for thread in threads if thread.folds_for(session)), None)
         is_new = thread is None
         if thread is None:
-            thread = threads[key] = FoldThread(session)
+            thread = FoldThread(session)
+            threads.append(thread)
     if options.ledger:
         _add_ledger(thread, options)
     if is_new:
@@ -83,12 +83,12 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     return thread if options.ledger else None
 
 
-def _fold_and_stop(stop: Callable[[], None], threads: dict[int, FoldThread]) -> None:
+def _fold_and_stop(stop: Callable[[], None], threads: list[FoldThread]) -> None:
     """Stop the application (`spark.stop()`), which can fold no more, after the folds that are due.
     A script that ends by `awaitTermination()` and `spark.stop()` gives Spark no time to report the
     query's end before."""
     try:
-        for thread in list(threads.values()):
+        for thread in list(threads):
             thread.fold_last()
     finally:
         stop()
@@ -174,6 +174,10 @@ class FoldThread:
         self._thread: threading.Thread | None = None
         self.of_pid = os.getpid()
         finish_at_end(self)
+
+    def folds_for(self, session: SparkSession) -> bool:
+        """Return whether this thread is that of a session, whose wrapper may be another object."""
+        return bool(self._session._jsparkSession.equals(session._jsparkSession))
 
     def finish(self) -> None:
         """Do as `fold_last` at Python's end. Rows of an epoch that Spark reports after that wait in

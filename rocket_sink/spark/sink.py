@@ -24,12 +24,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocket_sink.errors import ConfigurationError, OptionError
-from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
 from rocket_sink.options import SinkOptions, check_topic_option, constructor_options
@@ -58,8 +56,6 @@ class RocketSink:
     """
 
     _task: ForeachTask | PackTask | None = None
-    _heard: tuple[SparkContext, int] | None = None
-    """The application, and Spark's number of the session whose listener folds the ledger."""
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
@@ -164,7 +160,7 @@ class RocketSink:
                 "epoch; for rows write foreach(sink), for a batch sink.write(df)"
             )
         refuse_batch_id(self._options)
-        self._listen(owner_of(df))
+        install_fold(self._options, owner_of(df))
         self._batches.write_epoch(df, epoch_id)
 
     def write(self, df: DataFrame, *epoch: int, batch_id: str = "") -> WriteSummary:
@@ -183,20 +179,10 @@ class RocketSink:
             raise ConfigurationError(
                 "write() takes a batch alone; for a stream write foreachBatch(sink.write_batch)"
             )
-        self._listen(df.sparkSession)
+        install_fold(self._options, df.sparkSession)
         if batch_id:
             return BatchWriter(self._options.with_(batchId=batch_id)).write(df)
         return self._batches.write(df)
-
-    def _listen(self, session: SparkSession) -> None:
-        """Install the session's listener, once: the sink may be older, or of another session."""
-        # A stopped context has no JVM object; `check_session` refuses its frames.
-        if not is_classic(session) or session.sparkContext._jsc is None:
-            return
-        heard = session.sparkContext, session._jsparkSession.hashCode()
-        if heard != self._heard:
-            install_fold(self._options, session)
-            self._heard = heard
 
     def _task_options(self, session: SparkSession | None = None) -> SinkOptions:
         """Check on the driver that tasks of foreach may send; return their options."""

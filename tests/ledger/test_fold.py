@@ -111,7 +111,7 @@ def test_a_fold_waits_for_the_ends_of_queries(tmp_path):
     def gone(_):
         raise RuntimeError("its session is gone")
 
-    folders = {1: SimpleNamespace(await_ended=gone), 2: SimpleNamespace(await_ended=waits.append)}
+    folders = [SimpleNamespace(await_ended=gone), SimpleNamespace(await_ended=waits.append)]
     setattr(spark.sparkContext, fold_module.FOLDERS, folders)
     assert Ledger(tmp_path).sync(spark) == FoldSummary()
     assert waits == [5.0]

@@ -365,11 +365,15 @@ def test_a_session_folds_before_it_stops(tmp_path):
     """Spark reports the end of a query after `awaitTermination`, during `spark.stop()`."""
     unfolded, listeners = list[int](), list[Any]()
     spark, ledger = session(), Ledger(tmp_path)
-    spark._jsparkSession = SimpleNamespace(hashCode=lambda: 1)
+    spark._jsparkSession = SimpleNamespace(equals=lambda other: other is spark._jsparkSession)
     spark.streams.addListener = listeners.append
     spark.sparkContext.stop = lambda: unfolded.append(ledger.unfolded_epochs())
-    thread = install_fold(SinkOptions.parse({"nameServer": "a:1", "ledger": ledger.path}), spark)
-    assert thread is not None and len(listeners) == 1
+    options = SinkOptions.parse({"nameServer": "a:1", "ledger": ledger.path})
+    thread = install_fold(options, spark)
+    wrapper, other = SimpleNamespace(**vars(spark)), SimpleNamespace(**vars(spark))
+    other._jsparkSession = object()
+    assert thread is install_fold(options, wrapper) and len(listeners) == 1
+    assert thread is not install_fold(options, other) and len(listeners) == 2
     thread.note_start("run-1", QUERY)
     write(tmp_path, 0, 5)
     report = threading.Timer(0.3, thread.note_end, ["run-1"])

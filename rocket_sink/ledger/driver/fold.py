@@ -229,7 +229,7 @@ def await_ended_queries(spark: SparkSession) -> None:
     """Wait some seconds at most for Spark's last events of this process's ended queries."""
     if not is_classic(spark):
         return
-    for folder in list(spark.sparkContext.__dict__.get(FOLDERS, {}).values()):
+    for folder in list(spark.sparkContext.__dict__.get(FOLDERS, ())):
         with contextlib.suppress(Exception):  # its session may be gone
             folder.await_ended(_ENDED_S)
 
