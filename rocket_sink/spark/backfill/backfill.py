@@ -272,12 +272,14 @@ class Backfill:
         return rows
 
     def _in_order(self, letters: DataFrame, tasks: int) -> DataFrame:
-        """Return the letters with each key, or else each id, in one partition by `_place`."""
+        """Return the letters with each key, or else each id, of a topic to send to in one partition
+        by `_place`."""
+        topic = F.lit(self.options.topic) if self.options.topic else F.col("topic")
         spread = F.coalesce(F.col("sharding_key"), F.col("message_id"))
         named = ("unknown_at", "was_stored", *SENT_COLUMNS)
         columns = [name for name in named if name in letters.columns]
         return (
-            letters.repartition(tasks, F.col("topic"), spread)
+            letters.repartition(tasks, topic, spread)
             .sortWithinPartitions("_place")
             .select("letter_id", "query_id", "open", *columns)
         )

@@ -136,7 +136,8 @@ class Resent:
 
 
 _Content = tuple[Any, ...]
-"""Topic, message id, sharding key, tags and body: letters with one id may differ in them."""
+"""The topic to send to, message id, sharding key, tags and body: letters with one id may differ in
+the last three, and letters of two topics may go to one."""
 
 
 class _Failure(NamedTuple):
@@ -277,7 +278,7 @@ class Resender:
         names = ("topic", "message_id", "unknown_at", *DELAY_COLUMNS)
         present = [name for name in names if name in letters.schema.names]
         rows = letters.select(present).to_pylist()
-        for letter, content in zip(rows, _contents(letters), strict=True):
+        for letter, content in zip(rows, self._contents_of(letters), strict=True):
             if hash(content) in self._contents:
                 continue
             topic = self._homes.topic_of(letter["topic"])
@@ -378,9 +379,18 @@ class Resender:
     def _resolve(self, stored: pa.RecordBatch, note: str | None = None) -> None:
         if stored.num_rows:
             fresh = stored.filter(pc.invert(stored["was_stored"]))
-            self._contents.update(map(hash, _contents(fresh)))
+            self._contents.update(map(hash, self._contents_of(fresh)))
             columns = {**_names(stored), "resolution": "resent", "note": note}
             self.spool.append(resolution_rows(columns, self.ctx))
+
+    def _contents_of(self, letters: pa.RecordBatch) -> list[_Content]:
+        names, count = letters.schema.names, letters.num_rows
+        topics = map(self._homes.topic_of, letters["topic"].to_pylist())
+        tags = letters["tags"].to_pylist() if "tags" in names else [None] * count
+        # A table may have texts, which are stored as UTF-8.
+        bodies = letters["body"].cast(pa.binary()).to_pylist()
+        columns = (letters[name].to_pylist() for name in ("message_id", "sharding_key"))
+        return list(zip(topics, *columns, map(_plain_tags, tags), bodies, strict=True))
 
 
 def send_partition(
@@ -464,15 +474,6 @@ def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             start, ids = row, set()
         ids.add(message_id)
     yield letters.slice(start)
-
-
-def _contents(letters: pa.RecordBatch) -> list[_Content]:
-    names = letters.schema.names
-    tags = letters["tags"].to_pylist() if "tags" in names else [None] * letters.num_rows
-    # A table may have texts, which are stored as UTF-8.
-    bodies = letters["body"].cast(pa.binary()).to_pylist()
-    columns = (letters[name].to_pylist() for name in ("topic", "message_id", "sharding_key"))
-    return list(zip(*columns, map(_plain_tags, tags), bodies, strict=True))
 
 
 def _is_copy(content: _Content, message: StoredMessage) -> bool:
