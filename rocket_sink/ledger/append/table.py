@@ -127,7 +127,6 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
         if _may_commit(spark, place):
             return False
         raise LedgerError(no_delta(place), path=place.uri)
-    check_encoding(spark, str(place))
     with reading(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
