@@ -137,7 +137,7 @@ def test_optimize_and_vacuum(spark, place):
     assert {(r["query_id"], r["epoch"]): r["n"] for r in counts.to_pylist()} == wanted
 
 
-def test_a_transaction_is_taken_once(place):
+def test_a_transaction_is_taken_once(place, caplog):
     """Two drivers append the same epoch; both have seen that the table lacks it."""
     first, second = (begin_append(SPARK, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
@@ -149,8 +149,9 @@ def test_a_transaction_is_taken_once(place):
         raise AssertionError("the plan of an epoch that the table holds is run")
 
     again = begin_append(SPARK, place, "twice", 0)
+    caplog.set_level("INFO")
     again.save(again.made_by_tasks(SPARK.range(1), never))
-    assert again.rows is None
+    assert again.rows is None and f"{place} has twice 0 already" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -190,23 +191,22 @@ def test_accounts_of_a_write_are_those_of_its_run(place, monkeypatch):
     """Before its commit delta-rs reads the tasks' files; Spark's Delta has committed them."""
     append, rows = begin_append(SPARK, place, "q", 4), []
     ctx, other = context(epoch=4), context(epoch=4, run_id="run-2")
+    folder = Path(place.root, "kind=epoch")
     batches = [sends(ctx), accounts(ctx, acked=3), accounts(other, acked=5)]
 
     def read():
         rows.extend(append.accounts(["acked"], ctx))
-        for file in Path(place.root, "kind=epoch").iterdir():
-            file.rename(file.with_suffix(".away"))
+        away = folder.rename(f"{folder}-away")
         with refusal(place.uri, "^All rows were sent, .* cannot be read now"):
             append.accounts(["acked"], ctx)
-        for file in Path(place.root, "kind=epoch").iterdir():
-            file.rename(file.with_suffix(".parquet"))
+        away.rename(folder)
         return ()
 
     append.save(append.made_by_tasks(SPARK.range(1), lambda _: iter(batches)), later=read)
     assert rows == [{"acked": 3}, {"acked": 5}]
     append = appender._BySpark(SPARK, place, "q", 4, "", 0, is_held=False)
     assert append.accounts(["acked"], ctx) == [{"acked": 3, "run_id": "run-1"}]
-    shutil.rmtree(Path(place.root, "kind=epoch"))
+    shutil.rmtree(folder)
     with pytest.raises(LedgerError, match=r"^All rows were sent, .* cannot be read"):
         append.accounts(["acked"], ctx)
 
@@ -234,10 +234,8 @@ def test_an_append_by_sparks_delta(place, monkeypatch, last, is_held, token):
     assert [name for name, *_ in asked[:2]] == ["open_for_commits", "table_version"]
     append = begin_append(SPARK, place, "q", 7, "mine")
     assert (append._is_held, append.sequence, append.merges) == (is_held, 10 << 32, False)
-    assert [(name, *given[2:]) for name, *given in asked if "_txn_" in name] == [
-        ("last_txn_version", "q")
-    ]
-    assert ("warn_if_shared", SPARK, place) in asked
+    for call in (("last_txn_version", SPARK, place, "q"), ("warn_if_shared", SPARK, place)):
+        assert call in asked
     append.save_rows([sends(context(), 2), sends(context(), 1)])
     assert append.rows == (None if is_held else ROWS)
     rows = [arguments for name, *arguments in asked if name == "spark_frame"]
@@ -352,11 +350,22 @@ def test_paths_that_delta_rs_takes(uri, takes):
     assert bool(delta_rs._takes(LedgerPath(uri, uri, is_local=is_local))) is takes
 
 
+@pytest.mark.parametrize("problem", ["no keys", ""])
+def test_a_store_that_cannot_be_read_gets_no_commit(monkeypatch, problem):
+    def fail(_):
+        raise OSError("no keys")
+
+    monkeypatch.setattr(LedgerPath, "filesystem", fail)
+    place = LedgerPath("s3a://b/k", "b/k", is_local=False, problem=problem)
+    assert delta_rs.open_table(place) is None
+    with refusal(place.uri, r"cannot be read now: no keys\. Nothing was appended$"):
+        delta_rs.open_table(place, must=True)
+
+
 @pytest.mark.parametrize(
     ("added", "says"),
     [
         (None, "its log does not show the commit token. Another process"),
-        (4, "has added 4 rows, and 3 were handed over"),
         (FileNotFoundError("gone"), "was deleted while a query wrote to it; rows of this append"),
     ],
 )

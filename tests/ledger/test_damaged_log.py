@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import LedgerError
@@ -84,6 +85,14 @@ def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(whole, tmp_pat
     with pytest.raises(LedgerError, match="from a backup") as caught:
         delta_rs.open_table(resolve_path(ledger))
     assert "Delete" not in str(caught.value)
+
+
+def test_a_log_that_another_look_finds_sound_is_not_damaged(whole, monkeypatch):
+    for must in (False, True):
+        looks = MagicMock(side_effect=[DeltaError("a moment"), None])
+        monkeypatch.setattr("deltalake.DeltaTable", looks)
+        with values.refusal(f"file:{whole}", "read now: a moment") if must else nullcontext():
+            assert delta_rs.open_table(resolve_path(whole), must=must) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])

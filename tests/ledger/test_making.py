@@ -25,7 +25,7 @@ from rocket_sink.ledger.append.delta_rs import commit, create_table, last_versio
 from rocket_sink.ledger.append.delta_rs import newest_for_readers as newest
 from rocket_sink.ledger.append.table import PROPERTIES, is_table
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
@@ -119,6 +119,26 @@ def test_of_tables_that_are_made_at_once_one_is_made(tmp_path):
         assert DeltaTable(path).version() == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "has_log", "says"),
+    [(None, True, ""), (OSError("no"), True, ""), (OSError("no"), False, "commit to it: no")],
+)
+def test_a_try_of_a_commit_leaves_nothing(tmp_path, monkeypatch, error, has_log, says):
+    """If the answer to a commit is lost, its repetition is refused, and the log is there."""
+    place = resolve_path(tmp_path)
+
+    def create(place, folder):
+        (tmp_path / folder / "_delta_log").mkdir(parents=True)
+        if has_log:
+            (tmp_path / folder / "_delta_log" / f"{0:020}.json").touch()
+        return error
+
+    monkeypatch.setattr(delta_rs, "create_first_commit", create)
+    with refusal(place.uri, says) if says else nullcontext():
+        delta_rs.try_commit(place)
+        assert not list(tmp_path.glob("_tries/*"))
+
+
 @pytest.mark.spark
 def test_delta_rs_makes_the_table_that_sparks_delta_would_make(spark, tmp_path, monkeypatch):
     for name in ("rust", "spark"):
@@ -179,7 +199,6 @@ def test_how_sparks_delta_makes_a_table(
     with pytest.raises((LedgerError, RuntimeError), match=says) if says else nullcontext():
         assert Ledger(place.root).create(driver) == str(DeltaTable(place.root).metadata().id)
     writer.options.return_value.partitionBy.assert_called_with("kind")
-    assert driver.createDataFrame.return_value.write.format.return_value.mode.call_count == 2
     setting = f"SET TBLPROPERTIES ('{VERSION_PROPERTY}' = '{SCHEMA_VERSION}')"
     uri = place.uri.replace("a`b", "a``b")
     assert driver.sql.call_args_list == [call(f"ALTER TABLE delta.`{uri}` {setting}")] * tries
@@ -198,6 +217,8 @@ def test_what_sparks_delta_says_of_a_table(tmp_path, monkeypatch, version):
             table_module._delta_table()
     place = resolve_path(tmp_path)
     make(place, 0)
+    for access in (table_module.open_direct, table_module.open_for_commits):
+        assert access(SPARK, place) and access(SimpleNamespace(), place) is None
     driver, client, delta = session(), SimpleNamespace(), MagicMock()
     properties = {VERSION_PROPERTY: version} if version else {}
 
@@ -233,6 +254,7 @@ def test_what_sparks_delta_says_of_a_table(tmp_path, monkeypatch, version):
     delta.isDeltaTable.assert_called_with(client, place.uri)
     with pytest.raises(LedgerError, match="a Spark Connect session cannot ask Delta"):
         table_module.last_txn_version(client, place, "q")
+    assert is_table(driver, LedgerPath("s3a://b/k", "b/k", is_local=False))
     delta.isDeltaTable.return_value = False
     assert table_module.last_txn_version(client, place, "q") is None
     with refusal(place.uri, "there is no ledger"):

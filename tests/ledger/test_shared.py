@@ -241,7 +241,8 @@ def test_another_delta_table_is_refused_before_a_file_is_written_there(
     ],
 )  # fmt: skip
 def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(tmp_path, error, words):
-    with pytest.raises(LedgerError, match=words) as caught, shared.reading(resolve_path(tmp_path)):
+    reading = shared.reading(resolve_path(tmp_path), "Sent. ")
+    with pytest.raises(LedgerError, match=f"^Sent. .*{words}") as caught, reading:
         raise error
     assert ("backup" in str(caught.value)) == ("backup" in words)
     assert caught.value.path == f"file:{tmp_path}"

@@ -405,7 +405,7 @@ def test_a_ledger_by_duckdb_and_by_spark(request, tmp_path, driver):
         assert {len(row) for row in comparison.rows} == {len(comparison.columns)}
     assert by_duckdb.attempts == len(MIXED)
     (default,) = [candidate for candidate in by_duckdb.candidates if candidate.name == DEFAULT]
-    assert (default.isolations, default.moved) == (2, 4)
+    assert (default.isolations, default.moved, default.table) == (2, 4, PROFILES["5.x"].table)
     for figures in (by_duckdb.candidates, by_duckdb.suspicion):
         assert [row.suggested for row in figures].count(True) == 1
     assert "depends on only 1 of these" in by_duckdb.note
