@@ -7,7 +7,7 @@ import pytest
 
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
+from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -16,6 +16,7 @@ from tests.routing.fault_views import isolate
 from tests.routing.infos import info_of, static_info
 
 NOW_S = 1000.0
+VIEW_S = 0.02
 
 
 def make(shared=None, **options):

@@ -5,11 +5,12 @@ import time
 import pytest
 
 from rocket_sink.net.identity import new_message_ids
-from rocket_sink.producer.engine.routes import IN_USE_S
 from rocket_sink.routing.fault import FAILING
 from rocket_sink.testing import Answer
 from tests.decoding import decode_message_id
 from tests.producer.conftest import drive_until
+
+IN_USE_S = 60.0
 
 
 class HandClock:

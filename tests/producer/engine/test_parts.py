@@ -7,16 +7,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink.errors import BrokerBusyError, ConnectError, NotSentError, RequestTimeoutError
+from rocket_sink.errors import (
+    BrokerBusyError,
+    BrokerError,
+    ConnectError,
+    InvalidAnswerError,
+    NotSentError,
+    RequestTimeoutError,
+)
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest
 from rocket_sink.producer.engine.brokers import Broker, SendTarget
 from rocket_sink.producer.engine.heartbeat import Heartbeats
-from rocket_sink.producer.engine.questions import AGE_S, QUESTION_S, Questions
+from rocket_sink.producer.engine.questions import Questions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.producer.engine.stored_check import LOOK_UP_S, StoredChecks
+from rocket_sink.producer.engine.stored_check import StoredChecks, look_up
 from rocket_sink.routing.fault import FAILING, FaultTable
 from rocket_sink.wire.codes import RequestCode, ResponseCode, mq_version
 from rocket_sink.wire.headers import Frame
@@ -185,9 +192,10 @@ def test_a_silent_connection_is_asked_once_while_an_answer_is_due():
 
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_the_end_waits_for_the_answers_of_connected_brokers(answers):
-    world = World("a:1", "b:1", "c:1")
-    world.addresses = {name: f"{name}:1" for name in "abd"}
+    world = World("a:1", "b:1", "c:1", "closed:1")
+    world.addresses = {name: f"{name}:1" for name in ("a", "b", "d", "closed")}
     client, call, calls = world.client, world.client.call, []
+    client.links["closed:1"].is_open = False
 
     def answered(address, frame, on_end, **times):
         call(address, frame, on_end, **times)
@@ -196,16 +204,19 @@ def test_the_end_waits_for_the_answers_of_connected_brokers(answers):
             client.take()[0].end(Frame(0))
 
     client.call = answered
-    world.beats.unregister(1.0)
-    assert calls == [NOW_S + 1.0] * 2
-    assert client.now_s == pytest.approx(NOW_S if answers == 2 else NOW_S + 1.0, abs=0.06)
+    world.beats.unregister(0.98)
+    assert calls == [NOW_S + 0.98] * 2
+    assert client.now_s == pytest.approx(NOW_S if answers == 2 else NOW_S + 1.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("end", "is_alive", "is_failed"),
-    [(None, False, True), (Frame(0), True, False), (LATE, False, True)],
-)
-def test_an_unreachable_broker_is_probed(end, is_alive, is_failed):
+    ("end", "after_s", "verdicts"),
+    [
+        (None, 0.0, [False]), (Frame(0), 0.1, [True]), (LATE, 4.1, [False]), (LATE, 4.2, []),
+        (Frame(0), 4.2, [True]),
+    ],
+)  # fmt: skip
+def test_an_unreachable_broker_is_probed(end, after_s, verdicts):
     world = World()
     for name in ("a", "gone"):
         world.faults.update(name, 1.0, NOW_S, rank=FAILING, reachable=False, cause="CONNECT")
@@ -217,22 +228,24 @@ def test_an_unreachable_broker_is_probed(end, is_alive, is_failed):
     [probe] = world.client.take()
     assert (probe.address, probe.frame.code) == ("a:1", RequestCode.GET_MAX_OFFSET)
     assert probe.frame.ext["topic"] == "t" and probe.frame.ext["queueId"] == "0"
+    assert probe.deadline_s == pytest.approx(now_s + 4.2)
     world.beats.look_now()
     assert world.run(now_s) == [], "one probe at a time"
     if end is not None:
-        probe.end(end, now_s + 0.1)
-    assert [note for *_, note in notes] == ([] if end is None else [is_alive])
-    # Ticks that are far apart count as 50 ms each, because nobody reads answers between them.
-    for number in range(1, 6):
-        assert len(notes) == (end is not None) or number == 5
-        world.beats.run(now_s + 2.0 * number)
-    assert any(not alive for *_, alive in notes) is is_failed
+        probe.end(end, now_s + after_s if after_s < 4.2 else probe.deadline_s)
+    else:
+        # Ticks that are far apart count as 50 ms each, because nobody reads answers between them.
+        for number in range(1, 6):
+            assert not notes or number == 5
+            world.beats.run(now_s + 2.0 * number)
+    assert [alive for *_, alive in notes] == verdicts
     if end is None:
         probe.end(Frame(0), now_s + 20.0)
         assert notes[-1] == ("a", now_s + 20.0, True), "it lives, although the answer came late"
-        count = len(notes)
         probe.end(LATE, now_s + 20.0)
-        assert len(notes) == count
+        [again] = world.client.take()
+        again.end(LATE, now_s + 12.0)
+        assert [alive for *_, alive in notes] == [False, True, False]
 
 
 def test_nothing_is_probed_without_a_fault_table():
@@ -245,6 +258,7 @@ def test_nothing_is_probed_without_a_fault_table():
 # --- questions ---------------------------------------------------------------------------------
 
 TARGET = SendTarget(MessageQueue("t", "a", 0), "a", "a:1", Broker("a"))
+AGE_S = 30.0
 KEYED = b'{"attributes":{"cleanup.policy":"COMPACTION"}}'
 
 
@@ -263,8 +277,9 @@ def asking():
     ("end", "wants", "advice", "warnings"),
     [
         (Frame(0, body=KEYED), True, "", 0), (Frame(0, body=b"{}"), False, "", 0),
-        (Frame(0, body=b"["), False, "right Get", 2), (Frame(17), False, "", 0),
-        (Frame(1), False, "right Get", 2), (Frame(3, version=mq_version(4, 9, 7)), False, "", 0),
+        (Frame(0, body=b"["), False, "a does not tell the cleanup.policy of topic t (", 2),
+        (Frame(17), False, "", 0), (Frame(1), False, "right Get", 2),
+        (Frame(3, version=mq_version(4, 9, 7)), False, "", 0),
         (Frame(3, version=mq_version(5, 0, 0)), False, "docs/deploy/proxy.md", 1),
     ],
 )  # fmt: skip
@@ -273,7 +288,7 @@ def test_an_answer_holds_for_a_while(end, wants, advice, warnings, caplog):
     assert wants_keys(NOW_S, NOW_S) is None and wants_keys(NOW_S, NOW_S + 1.0) is None
     [asked] = client.take()
     assert asked.frame.code == RequestCode.GET_TOPIC_CONFIG and asked.frame.ext["topic"] == "t"
-    assert asked.deadline_s == NOW_S + QUESTION_S and not events
+    assert asked.deadline_s == NOW_S + 3.0 and not events
     asked.end(end)
     assert events == {("t", "a")} and advice in caplog.text
     assert wants_keys(NOW_S, NOW_S + AGE_S - 0.1) is wants and not client.asked
@@ -314,10 +329,13 @@ def test_a_question_that_failed_is_asked_again_by_later_requests(end, error):
 GBK = "订单".encode("gbk").decode("utf-8", "surrogateescape")
 
 
-def found(*ids, torn=False):
+def found(*ids, torn=False, offsets=(0, 1, 2)):
     """Return a broker's answer that has messages with these ids, and a key in another encoding."""
     own = [{UNIQ_KEY: each, "KEYS": GBK} for each in ids]
-    stored = [StoredMessage("t", b"x", properties=properties, torn=torn) for properties in own]
+    stored = [
+        StoredMessage("t", b"x", properties=properties, torn=torn, commit_log_offset=offset)
+        for properties, offset in zip(own, offsets, strict=False)
+    ]
     return Frame(ResponseCode.SUCCESS, body=b"".join(map(encode_stored, stored)))
 
 
@@ -371,7 +389,7 @@ def test_a_broker_is_asked_for_both_ids_where_it_is_now(timed):
         (topic, key) for topic in topics for key in "ij"
     ]
     assert {call.address for call in asked} == {"moved:1"}
-    assert {call.deadline_s for call in asked} == {NOW_S + LOOK_UP_S}
+    assert {call.deadline_s for call in asked} == {NOW_S + 3.0}
     assert {call.frame.ext["beginTimestamp"] for call in asked} == {str(90_000_000 - 86_400_000)}
     assert not check.ends and not check.refreshed
 
@@ -440,6 +458,56 @@ def test_a_refused_question(remark, reread, is_over):
         [(_, result, *_)] = check.ends
         assert type(result.error) is RequestTimeoutError and not result.decided
         assert "rights Sub and Get" in str(result.error) and remark in str(result.error)
+
+
+COPIES = found("i", "i", "i", offsets=(5, 7, 6))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_copy", "offset", "error"),
+    [
+        (COPIES, None, 7, None), (COPIES, lambda copy: copy.commit_log_offset < 7, 6, None),
+        (COPIES, lambda copy: copy.body == b"x", 7, None), (found("j"), None, None, None),
+        (NOTHING, None, None, None), (LATE, None, None, RequestTimeoutError),
+        (Frame(0, body=b"broken"), None, None, InvalidAnswerError),
+        (Frame(1), None, None, BrokerError), (Frame(10), None, None, InvalidAnswerError),
+    ],
+)  # fmt: skip
+def test_a_look_up_ends_with_the_newest_copy_or_an_error(answer, is_copy, offset, error):
+    client, ends = Client(), []
+    look_up(
+        client, "a:1", "t", "i", lambda *end: ends.append(end), since_ms=0, deadline_s=1.0,
+        now_s=NOW_S, is_copy=is_copy,
+    )  # fmt: skip
+    [asked] = client.take()
+    names = ("maxNum", "beginTimestamp", "_UNIQUE_KEY_QUERY")
+    assert [asked.frame.ext[name] for name in names] == ["32", "0", "true"]
+    asked.end(answer)
+    [(message, failed, at_s)] = ends
+    assert (message and message.commit_log_offset, at_s) == (offset, NOW_S)
+    assert type(failed) is (error or type(None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_lost"),
+    [
+        ({}, True), ({"now_s": NOW_S + 14.9}, False), ({"stored_s": 99.9}, False),
+        ({"verify_ids": ()}, False), ({"sent_s": None}, False), ({"token": "no send"}, False),
+        ({"broker": None}, False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_lost_if_a_later_request_was_stored(changes, is_lost):
+    check, hastened = Check(), []
+    check.attempt.request.verify_ids = changes.get("verify_ids", ("i",))
+    check.attempt.broker = changes.get(
+        "broker", Broker("a", stored_sent_s=changes.get("stored_s", NOW_S))
+    )
+    token, sent_s = changes.get("token", check.attempt), changes.get("sent_s", NOW_S)
+    for link in (check.client.channel("b:1", NOW_S), check.client.channel("a:1", NOW_S)):
+        link.connection.hasten = hastened.append
+    link.connection.oldest = SimpleNamespace(token=token, sent_s=sent_s)
+    check.checks.step(changes.get("now_s", NOW_S + 15.0))
+    assert hastened == [check.attempt] * is_lost
 
 
 def test_all_checks_end_with_the_engine():

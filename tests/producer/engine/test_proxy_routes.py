@@ -3,11 +3,11 @@
 import pytest
 
 from rocket_sink.errors import NoRouteError
-from rocket_sink.producer.engine.routes import PROXY_MISSING_S
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.producer.engine.test_heartbeats import HandClock
 
+PROXY_MISSING_S = 60.0
 UNSUPPORTED = Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 106 not supported")
 
 
