@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import Brokers
+from rocket_sink.producer.engine.brokers import BrokerHealth, Brokers
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -52,6 +53,15 @@ def test_an_isolation_counts_for_the_next_request():
     assert homes(brokers, INFO) == {"c"}
     assert homes(brokers, info_of({"a": 4, "b": 4, "c": 4}, "other")) == set("ac")
     assert homes(brokers, INFO, NOW_S + 2.1) == set("bc"), "it ends by itself"
+    brokers.note_answer(brokers.of("c"), 60.0, NOW_S + 2.1, stored=False)
+    assert homes(brokers, INFO, NOW_S + 2.1) == set("bc") and not brokers.of("c").stored_sent_s
+    isolate(brokers, "c", NOW_S + 2.2, reachable=False)
+    brokers.view(NOW_S + 2.2)
+    brokers.note_answer(brokers.of("c"), 0.25, NOW_S + 2.2, stored=True)
+    health = BrokerHealth("c", False, pytest.approx(10_000.0), True, False, 0.0, 2)
+    brokers.of("c").in_flight = 2
+    assert brokers.health(NOW_S + 2.2)[-1] == replace(health, latency_ms=pytest.approx(52531.25))
+    assert brokers.health(NOW_S + 2.2)[1] == BrokerHealth("b", True, 0.0, True, False, 600.0, 0)
 
 
 def test_an_isolation_by_another_worker_counts_the_same():
@@ -79,15 +89,16 @@ def test_ranks():
     )
     isolate(brokers, "r@dead", NOW_S, reachable=False)
     isolate(brokers, "r@silent", NOW_S, reachable=True)
-    brokers.faults.isolate_topic("orders", "r@well", NOW_S, "NO_PERMISSION")
+    for name in ("r@well", "r@suspect"):
+        brokers.faults.isolate_topic("orders", name, NOW_S, "NO_PERMISSION")
     brokers.view(later_s)
 
     def ranks(topic):
         return [brokers.rank(f"r@{name}", topic) for name in ("well", "suspect", "silent", "dead")]
 
-    bad = [SUSPECT, FAILING | SUSPECT | SILENT, UNREACHABLE]
-    assert ranks("orders") == [FAILING, *bad]
-    assert ranks("other") == [0, *bad]
+    bad = [FAILING | SUSPECT | SILENT, UNREACHABLE]
+    assert ranks("orders") == [FAILING, FAILING | SUSPECT, *bad]
+    assert ranks("other") == [0, SUSPECT, *bad]
     assert brokers.rank("else", "orders") == FAR
     brokers.view(NOW_S + 10.1)
     assert ranks("other") == [0, SUSPECT, SUSPECT | SILENT, 0]
@@ -134,6 +145,11 @@ def test_who_is_worse_than_another_is_told_once():
     brokers.update_suspicion([("b", NOW_S - 9.0, NOW_S)], NOW_S)
     assert brokers.take_worsened() == ["b"]
     assert brokers.take_worsened() == []
+    brokers.of("d")
+    isolate(brokers, "c", NOW_S, reachable=True)
+    brokers.view(NOW_S)
+    brokers.update_suspicion([("a", NOW_S - 9.0, NOW_S)], NOW_S)
+    assert brokers.take_worsened() == ["a", "c"]
 
 
 def test_who_falls_silent_after_all_were_suspect_is_worse_than_the_others():
@@ -157,8 +173,10 @@ def test_brokers_of_other_topics_change_nothing():
     brokers.of("full").in_flight = 5000
     for name in "ab":
         brokers.of(name).in_flight = 400
+    before = brokers.ranking(info, NOW_S)
     isolate(brokers, "idle", NOW_S, reachable=True)
     ranking = brokers.ranking(info, NOW_S)
+    assert ranking is before
     assert Counter(ranking.take(1).home for _ in range(80)) == {"a": 40, "b": 40}
 
 
@@ -192,16 +210,22 @@ def test_turns_outlive_a_refreshed_route():
 def test_nothing_is_ranked_anew_for_a_message():
     """Ranks are computed when something changes, not for each message."""
     brokers = make()
-    ranked = []
-    rank = brokers.rank
+    ranked, views = [], []
+    rank, view = brokers.rank, brokers.faults.ranks
     brokers.rank = lambda name, topic: ranked.append(name) or rank(name, topic)
+    brokers.faults.ranks = lambda now_s: views.append(now_s) or view(now_s)
     for number in range(1000):
         brokers.ranking(INFO, NOW_S + number * VIEW_S / 50).take(1)
-    assert sorted(ranked) == ["a", "b", "c"]
+        brokers.view(NOW_S + number * VIEW_S / 50)
+    assert sorted(ranked) == ["a", "b", "c"] and len(views) in (20, 21)
     isolate(brokers, "a", NOW_S, reachable=True)
     for _ in range(1000):
         brokers.ranking(INFO, NOW_S + 1.0).take(1, last="b")
     assert sorted(ranked) == ["a", "a", "b", "b", "c", "c"]
+    isolate(brokers, "else", NOW_S, reachable=True)
+    for _ in range(1000):
+        brokers.ranking(INFO, NOW_S + 1.0)
+    assert len(ranked) == 9
 
 
 @pytest.mark.parametrize("room", ["r1", "r2"])
@@ -241,6 +265,7 @@ def test_brokers_behind_a_proxy_share_a_window(addresses, room):
     brokers.ranking(info, NOW_S)
     assert brokers.of("a") is broker
     assert (broker.window is None) == (room == 1000)
+    assert broker.batch_places(4000) == (1 if room == 1000 else 120)
     if room == 120:
         other = brokers.of(max(addresses))
         other.in_flight = 20
@@ -251,6 +276,23 @@ def test_brokers_behind_a_proxy_share_a_window(addresses, room):
         later = TopicPublishInfo.of("later", TopicRoute(queues, route))
         brokers.ranking(later, NOW_S)
         assert broker.window.limit == 10, "another topic begins no new window"
+
+
+def test_a_refused_batch_halves_the_limit_unless_larger_ones_were_stored(caplog):
+    brokers, broker = make(), make().of("a")
+    cases = (10_000, True, 5000), (10_000, False, 5000), (1500, True, 1024), (1024, False, 1024)
+    for size, is_new, limit in cases:
+        assert (broker.batch_refused(size), broker.batch_limit) == (is_new, limit)
+    broker.batch_limit, broker.largest_batch = None, 4000
+    assert not broker.batch_refused(4000) and broker.batch_limit is None
+    assert broker.batch_refused(6000) and broker.batch_limit == 4000
+    brokers.note_batch_refused("d", 10_000)
+    assert "d refused a batch of 10000 bytes" in caplog.text and "most 5000 bytes" in caplog.text
+    for name, limit in (("a", None), ("b", 3000), ("c", 2000)):
+        brokers.of(name).batch_limit = limit
+    limits = [brokers.batch_limit(info_of(dict.fromkeys(names, 1))) for names in ("a", "bca", "e")]
+    assert limits == [None, 2000, None]
+    assert make(faultTable="4.x").faults.profile.success_resets
 
 
 def test_the_latency_is_smoothed_as_in_rfc_6298():
