@@ -18,7 +18,7 @@ from rocket_sink.producer.engine.attempt import (
     SendRequest,
     Wait,
 )
-from rocket_sink.producer.engine.brokers import Brokers, SendTarget
+from rocket_sink.producer.engine.brokers import Broker, Brokers, Proxy, SendTarget
 from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import RequestLimits, Window, rate_limited_options
@@ -113,11 +113,19 @@ def test_an_answer_becomes_a_result_and_a_record(records):
 
 
 def test_the_queue_of_a_result_is_the_brokers():
-    world = World()
-    attempt = world.attempt(batch=True)
-    completion = world.handler.handle_answer(attempt, Frame(0, {**STORED, "queueId": "3"}))
-    assert completion.result.queue == MessageQueue("t", "a", 3)
-    assert world.brokers.of("a").largest_batch == 4
+    world = World(maxInFlight=1)
+    broker = world.brokers.of("a")
+    for before, largest in ((0, 4), (9, 9)):
+        attempt = world.attempt(batch=True)
+        broker.largest_batch = before
+        broker.busy(0.0, 0.0)
+        completion = world.handler.handle_answer(attempt, Frame(0, {**STORED, "queueId": "3"}))
+        assert completion.result.queue == MessageQueue("t", "a", 3)
+        assert broker.largest_batch == largest
+        assert broker.window is None, "the window has grown to the engine's limit"
+    step = world.handler.handle_answer(world.attempt(), Frame(2, remark="full"))
+    facts = {"topic": "t", "broker_name": "a", "broker_address": "a:1"}
+    assert step.attempt.history.last_error.facts.items() >= facts.items()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +159,7 @@ BUSY_ERROR = errors.BrokerBusyError("busy", response_code=2, remark="full")
         (errors.TopicNotFoundError("no", response_code=17), {}, 0.0, 0, True, False, False),
         (errors.GoAwayError("bye", response_code=1500), {}, 0.0, 0, False, True, False),
         (errors.ConnectError("no"), {"queue": QUEUE}, 0.0567182, UNREACHABLE, True, False, False),
+        (errors.ConnectError("no"), {"strict": True}, 0.0567182, UNREACHABLE, True, False, False),
     ],
 )  # fmt: skip
 def test_a_failure(error, more, delay_s, rank, refreshes, drains, avoids):
@@ -175,6 +184,34 @@ def test_a_failure(error, more, delay_s, rank, refreshes, drains, avoids):
     [record] = following.history.records
     assert (record.outcome, record.error_code) == (error.outcome, error.code)
     assert record.remark == getattr(error, "remark", None) or error.text
+    events = [(event.broker_name, event.cause) for event in world.brokers.faults.events]
+    assert events == [("a", error.code)] * bool(rank)
+    item = world.brokers.faults.store.get("a")
+    assert item is None or item.latency_ms == 500.0
+
+
+def test_a_lost_answer_shrinks_the_window_of_a_proxy_only():
+    for error, proxy, limit in (
+        (errors.RequestTimeoutError("late"), Proxy("a:1"), 60),
+        (errors.ConnectError("refused"), Proxy("a:1"), 120),
+        (errors.RequestTimeoutError("late"), None, None),
+    ):
+        world = World()
+        world.brokers._brokers["a"] = broker = Broker("a", proxy)
+        attempt = world.attempt()
+        broker.in_flight = 120
+        world.handler.handle_failure(attempt, error)
+        assert (broker.window and broker.window.limit) == limit
+
+
+def test_a_busy_broker_is_avoided_if_no_fault_table_isolates_it():
+    _, step = World(faultTable="off").fail(BUSY_ERROR)
+    assert step.attempt.history.last_broker == "a"
+    world = World()
+    attempt = world.attempt(batch=True)
+    attempt.body_bytes = 8000
+    world.handler.handle_failure(attempt, errors.BatchTooLargeError("large", response_code=13))
+    assert world.brokers.of("a").batch_limit == 4000
 
 
 def test_brokers_behind_one_address_are_no_alternatives():
@@ -182,6 +219,10 @@ def test_brokers_behind_one_address_are_no_alternatives():
     world.handler._routes.addresses = lambda: {"a": "proxy:1", "b": "proxy:1"}
     _, step = world.fail(errors.ConnectError("refused"))
     assert step.due_s > NOW_S + 1.0
+    attempt = World().attempt()
+    attempt.ensure_history().earlier.append(errors.ConnectError)
+    step = World().handler.handle_failure(attempt, errors.ConnectError("refused"))
+    assert step.due_s > NOW_S + 1.0, "the other one has refused before"
 
 
 def test_a_broker_that_was_heard_meanwhile_is_reachable_and_a_draining_connection_is_left():
@@ -243,7 +284,8 @@ def test_new_credentials_are_tried_once():
     attempt = world.attempt()
     attempt.history = step.attempt.history
     assert isinstance(world.handler.handle_failure(attempt, AUTHENTICATION.copy()), Completion)
-    assert world.handler.fatal
+    world.fail(errors.MessageIllegalError("no", response_code=13))
+    assert world.handler.fatal, "an error of a single request ends no fatal state"
 
 
 def test_the_first_unknown_outcome_is_that_of_the_request():
@@ -296,10 +338,12 @@ def test_the_end_of_a_check(kind, records):
     world = World(records=records)
     error = errors.RequestTimeoutError("late")
     attempt, _ = world.fail(error, verify_ids=("ID",))
+    attempt.history.records[:0] = [RECORD] * records
     message = StoredMessage("t", b"x", queue_id=2, queue_offset=9)
     result = CheckResult(error, message if kind == "stored" else None, kind != "undecided")
     end = world.handler.handle_check(attempt, result)
-    kept = attempt.history.records
+    kept = attempt.history.records[records:]
+    assert attempt.history.records[:records] == [RECORD] * records
     if kind == "stored":
         assert (end.found_stored, end.maybe_duplicate, end.error) == (True, False, None)
         place = message.offset_message_id, QUEUE, 9, "a:1", 1, 0.0
@@ -322,7 +366,8 @@ def test_the_end_of_a_check(kind, records):
     ("on_degraded", "code", "more", "again", "error"),
     [("accept", 10, {}, False, None), ("retry", 10, {}, True, None),
      ("retry", 10, {"queue": QUEUE}, True, None), ("retry", 10, {"strict": True}, True, None),
-     ("retry", 11, {}, False, None), ("fail", 12, {}, False, "DEGRADED")],
+     ("retry", 10, {"attempts": 1}, False, None), ("retry", 11, {}, False, None),
+     ("fail", 12, {}, False, "DEGRADED")],
 )  # fmt: skip
 def test_a_degraded_answer(on_degraded, code, more, again, error):
     world = World(onDegraded=on_degraded)
@@ -335,6 +380,11 @@ def test_a_degraded_answer(on_degraded, code, more, again, error):
         assert end.attempt.history.degraded.status == "FLUSH_DISK_TIMEOUT"
         again = world.attempt(attempts=1)
         again.history, again.number = end.attempt.history, 2
+        twice, first = world.attempt(attempts=1), again.history.degraded
+        twice.history = again.history
+        end = world.handler.handle_answer(twice, Frame(10, STORED))
+        assert end.maybe_duplicate and again.history.degraded is first
+        again.history.records.pop()
         end = world.handler.handle_failure(again, errors.ConnectError("refused"))
         assert end.maybe_duplicate is False and len(end.attempts) == 2
     else:
@@ -355,11 +405,15 @@ def test_nothing_is_tried_again_while_the_engine_stops():
         _, end = world.fail(error, verify_ids=("ID",))
         assert isinstance(end, Completion) and end.error is error
         assert not world.refreshed and world.rank() == 0 and not world.handler.fatal
+    world = World(onDegraded="retry")
+    world.handler.stopping = True
+    assert isinstance(world.handler.handle_answer(world.attempt(), Frame(10, STORED)), Completion)
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])
-def test_waits_without_a_broker_are_one_record(is_chosen):
-    world = World()
+def test_waits_without_a_broker_are_one_record(is_chosen, monkeypatch):
+    world, clock = World(), SimpleNamespace(time=lambda: 2000.0)
+    monkeypatch.setattr("rocket_sink.producer.engine.response_handler.time", clock)
     attempt = world.attempt(is_in_flight=False)
     attempt.target = attempt.target if is_chosen else None
     first, second = errors.ConnectError("first"), errors.NoRouteError("second")
@@ -373,7 +427,14 @@ def test_waits_without_a_broker_are_one_record(is_chosen):
     assert place == (("a", 2, -1) if is_chosen else ("", -1, -1))
     assert (record.broker_address, record.wire_bytes) == ("", 0)
     assert (record.error_code, record.remark) == (second.code, "second")
-    assert record.outcome is Outcome.NOT_SENT and record.started_ms > 1_700_000_000_000
+    assert record.outcome is Outcome.NOT_SENT and record.started_ms == 1_999_000
+    for is_in_flight, records in ((True, 2), (False, 3), (False, 3)):
+        attempt = world.attempt(is_in_flight=is_in_flight)
+        attempt.history = following.history
+        world.handler.handle_failure(attempt, first)
+        assert len(attempt.history.records) == records, "a broker's failure ends the sum"
+    attempt = World(records=False).fail(first, is_in_flight=False)[0]
+    assert attempt.history.records == []
 
 
 # --- before an attempt -------------------------------------------------------------------------
