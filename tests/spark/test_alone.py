@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -76,7 +77,11 @@ ALL = (
 def test_an_end_has_the_counts_that_are_not_zero(caplog, counts, ledger, line):
     caplog.set_level("INFO")
     console.say_end("the write w", Counter(counts), ledger, "; cut")
-    assert caplog.messages == [f"the write w ended: {line}; cut; ledger {ledger or 'none'}"]
+    console.say_repeated(SinkOptions.parse(batchId="b", appId="a", ledger="/l"))
+    assert caplog.messages == [
+        f"the write w ended: {line}; cut; ledger {ledger or 'none'}",
+        "the batchId b is complete in the ledger /l: nothing is sent",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +148,9 @@ def test_a_run_is_awaited_until_its_end_is_told_or_given_up(runs):
     assert not runs.awaited() and runs.ended() == {"r1"}
     assert runs.ends == [("r1", ""), ("unknown", "error")]
     runs.begin("unknown")
-    runs.name_sink("unknown", "label")
-    assert not runs.hands_over("unknown") and not runs.hands_over("r1")
+    for run in ("unknown", "r2"):
+        runs.name_sink(run, "label")
+    assert not any(map(runs.hands_over, ("unknown", "r1", "r2")))
     runs.name_sink("r1", "label", "uri", "job", hands_over=True)
     assert runs.hands_over("r1")
     names = [(run, uri) for run in ("r1", "r2", "unknown") for uri in ("uri", "other")]
@@ -172,13 +178,15 @@ def test_the_end_of_a_run(caplog, tmp_path, runs, rows, is_read, error, begun, i
     if error is not None:
         runs.end("r1", error)
     runs.ends.clear()
-    runs.say_ends(["gone", "r1"], [ledger], is_folded=is_folded)
+    other: Any = Folded(str(tmp_path / "other"), {}, is_read=is_read)
+    runs.say_ends(["gone", "r2", "r1"], [ledger, other], is_folded=is_folded)
     lines = caplog.messages
     assert (len(lines), lines[0].startswith(line or "") if lines else None) == (
         (0, None) if line is None else (1, True)
     )
     assert ("r1" in runs) is not (rows or is_folded)
-    assert [counts["rows_in"] for _, counts in runs.ends] == ([rows] if rows or is_folded else [])
+    ends = [("r2", 0)] * is_folded + [("r1", rows)] * bool(rows or is_folded)
+    assert [(run, counts["rows_in"]) for run, counts in runs.ends] == ends
 
 
 def test_losses_are_those_of_known_runs(caplog, runs):
@@ -192,6 +200,7 @@ def test_losses_are_those_of_known_runs(caplog, runs):
 # --- the task's context ------------------------------------------------------------------------
 
 
+PARSER = "spark.sql.legacy.timeParserPolicy"
 QUERY = {context.QUERY_ID: "query", context.RUN_ID: "run", context.BATCH_ID: "8"}
 
 
@@ -210,6 +219,7 @@ def task_of(properties):
         (QUERY, {}, {"query_id": "own", "run_id": "r"}, ("own", "r", 8)),
         ({}, {}, {"run_id": "r"}, ("r", "r", 0)), ({}, {"appId": "app"}, {}, ("app", "app", 0)),
         (None, {}, {}, ("local", "local", 0)), (None, {}, {"query_id": "own"}, ("own", "own", 0)),
+        (None, {}, {"query_id": "own", "run_id": "r"}, ("own", "r", 0)),
     ],
 )  # fmt: skip
 def test_the_context_of_a_task_and_of_the_driver(monkeypatch, task, options, more, ids):
@@ -232,7 +242,16 @@ def test_ids_depend_on_settings_and_not_on_a_clusters_address(monkeypatch, maste
     assert (facts.planned_by["spark.master"], facts.planned_by[context.PLAN]) == (kept, "digest")
     assert facts.planned_by["the partitions"] == "4" and facts.planned_by["spark.cores.max"] == ""
     assert (facts.pending_epoch, facts.unrecorded_epoch) == ("7", "6")
-    assert "UTC" in str(facts)
+    assert facts.written_by == {"spark.sql.session.timeZone": "UTC", PARSER: ""}
+    sized = "maxPartitionBytes", "openCostInBytes", "minPartitionNum", "maxPartitionNum"
+    adaptive = "enabled", "coalescePartitions.enabled", "advisoryPartitionSizeInBytes"
+    assert facts.planned_by.keys() == {
+        "the partitions", context.PLAN, "spark.master", "spark.default.parallelism",
+        "spark.cores.max", "spark.executor.instances", "spark.executor.cores",
+        "spark.sql.leafNodeDefaultParallelism", "spark.sql.shuffle.partitions",
+        *(f"spark.sql.files.{name}" for name in sized),
+        *(f"spark.sql.adaptive.{name}" for name in adaptive),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -274,7 +293,7 @@ def stage(at_ms: int, attempt: int = 0) -> Any:
         ({1: [stage(150)]}, False), ({1: [stage(150, 1)]}, True), ({}, True), ({1: [None]}, True),
         ({1: [stage(100)]}, False), ({1: [stage(200)]}, False), ({1: [stage(99)]}, True),
         ({1: [stage(201)]}, True), ({1: [stage(150), stage(120, 1)]}, True),
-        ({1: [stage(150, 1)], 2: [stage(99)]}, True), ({1: [stage(99, 1)], 2: [stage(150)]}, False),
+        ({1: [stage(150)], 2: [stage(99)]}, True), ({1: [stage(99, 1)], 2: [stage(150)]}, False),
         ({1: [stage(150)], 2: [stage(300, 1)]}, False), ({1: [stage(150)], 2: None}, False),
     ],
 )  # fmt: skip
@@ -294,27 +313,34 @@ def test_an_epoch_that_ran_again_is_known_by_its_stages(jobs, again):
 
 
 @pytest.mark.parametrize(
-    ("jobs", "stages", "again"),
+    ("jobs", "stages", "again", "waited_s"),
     [
-        ([("SUCCEEDED", [1, 2])], {1: 0, 2: 0}, False), ([("FAILED", [1])], {1: 0}, False),
-        ([("SUCCEEDED", [1, 2])], {1: 1, 2: 0}, True), ([("SUCCEEDED", [1, 2])], {1: 0}, True),
-        ([("SUCCEEDED", [1, 2])], {2: 0}, False), ([("RUNNING", [1])], {1: 0}, True),
-        ([], {}, True), ([None], {}, True), ([("SUCCEEDED", [])], {}, True),
+        ([("SUCCEEDED", [1, 2])], {1: 0, 2: 0}, False, 0), ([("FAILED", [1])], {1: 0}, False, 0),
+        ([("SUCCEEDED", [1, 2])], {1: 1, 2: 0}, True, 0), ([("RUNNING", [1])], {1: 0}, True, 10),
+        ([("SUCCEEDED", [1, 2])], {1: 0}, True, 0), ([("SUCCEEDED", [1, 2])], {2: 0}, False, 0),
+        ([], {}, True, 1), ([None], {}, True, 1), ([("SUCCEEDED", [])], {}, True, 0),
     ],
 )  # fmt: skip
-def test_stages_that_ran_again_are_known_by_their_attempt(monkeypatch, jobs, stages, again):
-    monkeypatch.setattr(context, "_LATE_BEGIN_S", 0.01)
-    monkeypatch.setattr(context, "_LATE_END_S", 0.05)
+def test_stages_that_ran_again_are_known_by_their_attempt(
+    monkeypatch, jobs, stages, again, waited_s
+):
+    pauses = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(context, "time", clock)
     infos = [job and SimpleNamespace(status=job[0], stageIds=job[1]) for job in jobs]
     tracker = SimpleNamespace(
         getJobIdsForTag=lambda tag: range(len(jobs)), getJobInfo=infos.__getitem__,
         getStageInfo=lambda n: SimpleNamespace(currentAttemptId=stages[n]) if n in stages else None,
     )  # fmt: skip
     scala = SimpleNamespace(statusTracker=lambda: tracker)
-    spark: Any = SimpleNamespace(
-        statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala)
-    )
-    assert context._has_run_again(spark, "tag") is again
+    spark: Any = Mock(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala))
+    with context.watched_stages(Mock(sparkContext=spark)) as has_run_again:
+        assert [each[0] for each in spark.method_calls] == ["addJobTag"]
+    assert spark.addJobTag.call_args == spark.removeJobTag.call_args
+    assert has_run_again() is again and round(sum(pauses), 1) == waited_s
+    connect: Any = object()
+    with context.watched_stages(connect) as has_run_again:
+        assert has_run_again()
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -369,6 +395,34 @@ def test_input_folders_are_those_of_plain_files():
     assert plans.input_folders(plan_of(*leaves)) == ["/in", "/a", "/b"]
     assert plans.input_folders(plan_of(leaves[0], leaf("LogicalRelation"))) == ["/in"]
     assert plans.input_folders(object()) == []
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+@pytest.mark.parametrize("is_write", [True, False])
+def test_what_tells_whether_a_replay_has_the_same_partitions(monkeypatch, is_shuffled, is_write):
+    digest = Mock(return_value="digest")
+    monkeypatch.setattr(plans, "plan_digest", digest)
+    monkeypatch.setattr(plans, "input_folders", lambda plan: ["/b", "/a"])
+    partitions = SimpleNamespace(getNumPartitions=lambda: 7)
+    execution = SimpleNamespace(
+        executedPlan=told("Exchange" if is_shuffled else "Scan"), analyzed=lambda: "plan",
+        toRdd=lambda: partitions,
+    )  # fmt: skip
+    frame: Any = SimpleNamespace(
+        sparkSession=SimpleNamespace(_jsparkSession=1),
+        schema=SimpleNamespace(simpleString=lambda: "columns"),
+        _jdf=SimpleNamespace(queryExecution=lambda: execution),
+    )
+    facts = {"the partitions": "digest" if is_shuffled else "7"}
+    if is_write:
+        facts[plans.FRAME_FACT] = "digest of /a, /b"
+    assert plans.planned_facts(frame, is_write=is_write) == facts
+    assert digest.called is (is_shuffled or is_write)
+    of_frame = {"columns": "columns", "call": "sink.write"}
+    assert plans.frame_facts(frame) == {**of_frame, "plan": "digest", "input": "/a, /b"}
+    frame.sparkSession = object()  # of Spark Connect
+    assert plans.planned_facts(frame, is_write=is_write) == {}
+    assert plans.frame_facts(frame) == of_frame
 
 
 def test_the_plan_below_packs():
@@ -652,7 +706,9 @@ def test_the_events_of_a_run(events, error, noted):
     assert run == lineage.Run(
         "rocket_sink.query", True, ("rocketmq://h:1", "ns%t"), [("body", "binary")]
     )
-    other = lineage.start(SinkOptions.parse(appId="app"), "other", "q", schema, is_stream=False)
+    other = lineage.start(
+        SinkOptions.parse(appId="app", namespace="n"), "other", "q", schema, is_stream=False
+    )
     assert other is not None and (other.job, other.is_stream, other.dataset) == ("app", False, None)
     if noted:
         lineage.note_error("run", noted)
@@ -676,7 +732,7 @@ def test_a_silent_collector_is_waited_for_less_the_second_time(monkeypatch):
     assert run.is_collector_silent
     emitter.events.unfinished_tasks = 0
     lineage.flush(run)
-    assert waits == [lineage._LAST_S, lineage._SILENT_S] and waits[0] > waits[1]
+    assert waits == [10.0, 0.5]
     assert not run.is_collector_silent
 
 
@@ -808,8 +864,9 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
 
 
 @pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])
-def test_the_event_of_a_failure_alone_has_an_error(kind, is_failed):
+def test_the_event_of_a_failure_alone_has_an_error(monkeypatch, kind, is_failed):
     pytest.importorskip("openlineage.client")
+    monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
     run = lineage.Run("job", True, ("rocketmq://h:1", "t"), [("body", "binary")], "broken")
     number = "00000000-0000-4000-8000-000000000000"
     counts = {"acked": 3, "degraded": 2, "dead": 7}
@@ -817,7 +874,16 @@ def test_the_event_of_a_failure_alone_has_an_error(kind, is_failed):
     assert [*event.run.facets] == ["errorMessage"] * is_failed
     [output] = event.outputs
     assert output.outputFacets["outputStatistics"].rowCount == 5
-    assert event.job.facets["jobType"].processingType == "STREAMING"
+    [field] = output.facets["schema"].fields
+    assert (field.name, field.type, event.job.namespace) == ("body", "binary", "shop")
+    assert event.producer.startswith("pkg:pypi/rocket-sink@")
+    job_type = event.job.facets["jobType"]
+    kinds = job_type.processingType, job_type.integration, job_type.jobType
+    assert kinds == ("STREAMING", "SPARK", "QUERY")
+    run.is_stream = False
+    batch = lineage._event(kind, number, run, "2026-01-01T00:00:00+00:00", {"dead": 1})
+    assert batch.job.facets["jobType"].processingType == "BATCH"
+    assert batch.outputs[0].outputFacets["outputStatistics"].rowCount == 0
     start = lineage._event("START", number, run, "2026-01-01T00:00:00+00:00", {})
     assert not start.outputs[0].outputFacets and (start.job.name, output.name) == ("job", "t")
 
@@ -848,12 +914,22 @@ def test_what_is_read_without_options():
     }  # fmt: skip
 
 
-def test_the_sender_of_events_is_awaited_at_the_end(monkeypatch):
+def test_the_sender_of_events_is_awaited_at_the_end(monkeypatch, caplog):
     senders: list[Any] = []
     monkeypatch.setattr(lineage, "finish_at_end", senders.append)
+    before = set(threading.enumerate())
     emitter = lineage._Emitter()
     assert senders == [emitter] and emitter.of_pid == os.getpid()
-    emitter.finish(0.0)
+    [thread] = set(threading.enumerate()) - before
+    assert thread.daemon and thread.name == "rocket-sink-lineage"
+    pauses = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(lineage, "time", clock)
+    stuck: Any = SimpleNamespace(events=SimpleNamespace(unfinished_tasks=2))
+    for silent in (emitter, stuck):
+        lineage._Emitter.finish(silent, 0.07)
+    assert pauses == [0.02] * 4
+    assert "2 events are not taken within 0.07 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -866,6 +942,8 @@ def test_the_sender_of_events_is_awaited_at_the_end(monkeypatch):
         ({context.QUERY_ID: "x", context.RUN_ID: "r1"}, {"q1": ("r1", None)}, ("q1", "r1", False)),
         ({context.QUERY_ID: "x", context.RUN_ID: "r1"},
          {"q1": ("r1", None), "q2": ("r2", "own")}, ("q2", "r2", False)),
+        ({context.QUERY_ID: "x", context.RUN_ID: "r1"},
+         {"q2": ("r2", "own"), "q1": ("r1", None)}, ("q2", "r2", False)),
     ],
 )  # fmt: skip
 def test_the_run_of_a_frame_is_that_of_its_session(local, queries, expected):
@@ -873,7 +951,10 @@ def test_the_run_of_a_frame_is_that_of_its_session(local, queries, expected):
         its = SimpleNamespace(equals=lambda other: session == "own")
         batch = session and SimpleNamespace(sparkSession=lambda: its)
         return SimpleNamespace(
-            lastExecution=lambda: batch, runId=told(run), id=told(query), name=lambda: None
+            lastExecution=lambda: batch,
+            runId=told(run),
+            id=told(query),
+            name=lambda: "job" if query == "q2" else None,
         )
 
     executions = {q: execution(q, r, s) for q, (r, s) in queries.items()}
@@ -884,5 +965,8 @@ def test_the_run_of_a_frame_is_that_of_its_session(local, queries, expected):
     )
     frame: Any = SimpleNamespace(sparkSession=spark, _jdf=SimpleNamespace(sparkSession=lambda: jvm))
     run = context.run_of(frame)
-    assert (run.query_id, run.run_id, run.is_unclear) == expected and run.name == ""
+    assert (run.query_id, run.run_id, run.is_unclear) == expected
+    assert run.name == ("job" if expected[0] == "q2" else "")
     assert run.execution is executions.get(expected[0])
+    frame.sparkSession = object()  # of Spark Connect
+    assert context.run_of(frame) == context.StreamRun()

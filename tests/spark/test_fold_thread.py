@@ -358,7 +358,8 @@ def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(tmp_path, capl
     loss, end = (record for record in caplog.records if record.name == CONSOLE)
     assert loss.levelname == "WARNING" and loss.message.startswith("1 of 2 rows of epoch ")
     assert f"the query {QUERY} ended: 2 rows in, 1 acknowledged, 1 dead letter; " in end.message
-    assert "a start with the same checkpoint goes on from here" in end.message
+    waits = "; the last epochs wait for `rocket-sink ledger fold`"
+    assert f"{waits}; a start with the same checkpoint goes on from here" in end.message
 
 
 def test_a_session_folds_before_it_stops(tmp_path):
@@ -398,6 +399,19 @@ def test_the_ends_of_a_session_that_stops_are_told_at_once(tmp_path, caplog):
     wait_for(lambda: thread._thread is not None and not thread._thread.is_alive())
     thread.finish()
     assert len(said(caplog)) == 1
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_session_that_has_stopped_folds_no_last_rows(thread, is_alive):
+    folds = list[Any]()
+    thread._fold = folds.append
+    thread.add(resolve_path("/no/ledger"), interval_s=1e9)
+    thread._is_urgent = True  # A query has just ended.
+    if not is_alive:
+        thread._session.streams = None
+    thread.fold_last()
+    thread._run()
+    assert len(folds) == is_alive
 
 
 def test_an_end_that_is_never_told_is_waited_for_once(thread):

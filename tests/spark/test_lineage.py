@@ -1,6 +1,7 @@
 """Lineage of runs, judged by OpenLineage's published JSON schemas, in openlineage/."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pickle
@@ -188,6 +189,7 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector, caplog, is_wel
     planned = source.writer(BODY, False)
     assert [event["eventType"] for event in collector.events] == ["START"]
     writer = pickle.loads(pickle.dumps(planned))
+    lineage._runs.clear()  # as in the process that commits
     if is_well:
         writer.commit([TaskMessage("q", "r", TaskSummary(rows_in=3, acked=2, dead=1))])
     else:
@@ -221,7 +223,11 @@ def test_nothing_is_sent_without_a_wish(collector, monkeypatch, variable):
     else:
         monkeypatch.delenv("OPENLINEAGE_URL")
         monkeypatch.delenv("OPENLINEAGE_NAMESPACE")
-    lineage.end(started(), {"acked": 1})
+    run_id = started()
+    assert (run_id in lineage._runs) is lineage.is_on() is (variable is not None)
+    lineage.end(run_id, {"acked": 1})
     for emitter in lineage.emitters:
         emitter.finish()
     assert collector.events == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not lineage.is_on()

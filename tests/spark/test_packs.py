@@ -1,11 +1,12 @@
 """Arrow batches inside foreach, which `RocketSink.stream` hands over."""
 
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock, call
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkImportError
 
+from rocket_sink.spark import packs
 from rocket_sink.spark.packs import pack
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
@@ -15,8 +16,8 @@ MIB = 1 << 20
 cluster = scripted_cluster(1)
 
 
-def opened(packs):
-    columns = [row.column("arrow_batch") for row in packs]
+def opened(batches):
+    columns = [row.column("arrow_batch") for row in batches]
     assert all(len(column) == 1 for column in columns)
     return [pa.ipc.open_stream(column[0].as_py()).read_next_batch() for column in columns]
 
@@ -45,6 +46,32 @@ def test_nested_and_null_columns_keep_their_values():
     batch = pa.RecordBatch.from_pydict(rows)
     empty = batch.slice(0, 0)
     assert opened(pack(iter([empty, batch.slice(1), empty]))) == [batch.slice(1)]
+
+
+@pytest.mark.parametrize("handed", [None, Mock()])
+def test_a_task_sends_the_rows_of_packs(monkeypatch, handed):
+    run = MagicMock(handed="rows")
+    begin = Mock(return_value=run)
+    monkeypatch.setattr(packs, "foreach_run", begin)
+    task = packs.PackTask("options", "plan", 1, 2, "token", handed)
+    assert begin.mock_calls == [call("options", 1, 2, "token", hands_over=handed is not None)]
+    batch = pa.RecordBatch.from_pydict({"body": ["x"]})
+    [packed] = pack(iter([batch]))
+    task.process(packed.to_pylist()[0].popitem()[1:])
+    assert run.feed.mock_calls == [call(batch, "plan")]
+    task.close(ValueError("upstream"))
+    assert run.abort.called and not run.finish.called
+    task.close(None)
+    assert run.finish.called
+    assert handed is None or handed.add.mock_calls == [call("rows")]
+
+
+def test_a_frame_without_pandas_has_no_packs(caplog):
+    refuse = Mock(side_effect=[ImportError("pandas >= 2.2.0"), ValueError])
+    frame = Mock(mapInArrow=refuse)
+    assert packs.packed(frame) is None and "CPU: pandas >= 2.2.0" in caplog.text
+    with pytest.raises(ValueError):
+        packs.packed(frame)
 
 
 @pytest.mark.spark
