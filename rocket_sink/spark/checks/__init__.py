@@ -1,1 +1,1 @@
-"""What Spark tells of sessions, queries, frames and tasks, and what the driver refuses for it."""
+"""Facts that Spark tells of sessions, queries, frames and tasks, and the checks on these facts."""
