@@ -223,13 +223,19 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT)
 
     def give_up_rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows without a route, and later rows of their keys: the topic may get a route."""
+        """Give up rows without a route, and later rows of their keys: the topic may get a route.
+        Nobody can look up the rows of a replay with effectively once, so they may be stored."""
         assert isinstance(rows.topic, str)
         if not rows.is_delayed:
             keys = self._note(rows.topic, rows.order_keys())
             self._held.setdefault(rows.topic, set()).update(keys)
-        self._recorder.add_rows(rows, reason="transport", codes=error.code, texts=error.text)
-        self._totals.add_failed(error.outcome, error.code, len(rows), error.text)
+        outcome, reason = error.outcome, "transport"
+        if self._once and self._recorder.is_replay:
+            outcome, reason = Outcome.UNKNOWN, "unknown"
+        self._recorder.add_rows(
+            rows, reason=reason, codes=error.code, texts=error.text, outcome=outcome
+        )
+        self._totals.add_failed(outcome, error.code, len(rows), error.text)
         self._totals.note_other_failure()
 
     def without_held(self, rows: RowBatch) -> RowBatch:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import OptionError, SendError
+from rocket_sink.errors import OptionError, Outcome, SendError
 from rocket_sink.ledger.records import (
     GroupFacts,
     RunContext,
@@ -42,15 +42,16 @@ class LedgerRecorder:
         intents: also write a row for each request before its answer is awaited, so that the ledger
             shows the sends of a killed worker. Useless if `emit` drops rows of a failed task.
         is_replay: an earlier attempt may have sent the rows, so each row that becomes a dead letter
-            may be stored. Only `delivery=at_least_once` has such rows: the others look rows up, or
-            hide the earlier ones.
+            may be stored. With `delivery=at_least_once` mark all of them: the others look rows up,
+            or hide the earlier ones.
     """
 
     def __init__(
         self, options: SinkOptions, ctx: RunContext, emit: Callable[[pa.RecordBatch], None], *,
         intents: bool = False, is_replay: bool = False,
     ) -> None:  # fmt: skip
-        self._is_replay = is_replay and options.delivery == "at_least_once"
+        self.is_replay = is_replay
+        self._marks = is_replay and options.delivery == "at_least_once"
         self.ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
@@ -117,7 +118,10 @@ class LedgerRecorder:
         codes = pa.array([refusal.code for refusal in refused], pa.string())
         self.add_rows(rows.take(indices), reason="data", codes=codes, texts=texts)
 
-    def add_rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
+    def add_rows(
+        self, rows: RowBatch, *, reason: str, codes: Any, texts: Any,
+        outcome: Outcome = Outcome.NOT_SENT,
+    ) -> None:  # fmt: skip
         """Record rows that become dead letters before they are encoded. `codes` and `texts` of the
         errors are columns, or one value for all rows."""
         columns: dict[str, Any] = rows.columns()
@@ -126,13 +130,14 @@ class LedgerRecorder:
         columns |= {
             "first_error_code": codes, "first_error": texts,
             "last_error_code": codes, "last_error": texts,
-            "reason": reason, "outcome": "not_sent", "attempts": 0,
+            "reason": reason, "outcome": outcome.value, "attempts": 0,
+            "maybe_duplicate": outcome is Outcome.UNKNOWN or None,
         }  # fmt: skip
         self.add_letters(columns, len(rows))
 
     def add_letters(self, columns: Mapping[str, Any], count: int) -> None:
         """Record dead letters; the columns are those of `dead_letter_rows`."""
-        if self._is_replay and columns["reason"] != "data":
+        if self._marks and columns["reason"] != "data":
             columns = {**columns, "maybe_duplicate": True}
         batches = dead_letter_rows(
             columns, self.ctx, first_ordinal=self._letters, include_body=self._include_body,

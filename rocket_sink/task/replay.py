@@ -113,15 +113,20 @@ class ReplayCheck:
         made_ids = any(attempt.first_ids and attempt.written_by for attempt in self._earlier)
         return self._is_unseen or bool(self._absent) or (made_ids and self._later is not None)
 
+    def with_ids(self, rows: RowBatch) -> RowBatch:
+        """Return the rows with ids, which an earlier attempt gave them, too."""
+        own = rows.message_id
+        if own is not None and not own.null_count:
+            return rows
+        ids = self._ids.ids(rows)
+        return rows.with_(message_id=ids if own is None else pc.coalesce(own, ids.cast(own.type)))
+
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """Return the rows that no broker has stored, with their ids; count the stored rows."""
         own, topic = rows.message_id, rows.topic
         assert isinstance(topic, str)
         makes_ids = own is None or bool(own.null_count)
-        if makes_ids:
-            ids = self._ids.ids(rows)
-            ids = ids if own is None else pc.coalesce(own, ids.cast(own.type))
-            rows = rows.with_(message_id=ids)
+        rows = self.with_ids(rows)
         ids = rows.message_id
         assert ids is not None
         if not self._noted:

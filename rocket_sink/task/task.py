@@ -384,6 +384,8 @@ class TaskSender:
             if self._sender.options.topic or not isinstance(error, NoRouteError):
                 self._recorder.add_missing_route(error, topic)
                 raise
+            if self._replay is not None:
+                rows = self._replay.with_ids(rows)  # by which a backfill finds stored rows
             self._dead_letters.give_up_rows(self._dead_letters.without_held(rows), error)
             return None
         self._sender.limit_batches(info)

@@ -84,6 +84,23 @@ def test_a_replay_does_not_hold_back_what_is_stored(cluster, tmp_path):
     assert summary.duplicates_possible == 0
 
 
+def test_a_replay_that_finds_no_route_gives_rows_up_under_their_ids(cluster, tmp_path):
+    """It cannot look them up. By the ids a backfill finds those that an earlier attempt stored."""
+    options = SinkOptions.parse(
+        nameServer=cluster.name_server, ledger=str(tmp_path), delivery="effectively_once"
+    )
+    columns = {"body": [b"a", b"b"], "topic": ["t", "t"]}
+    assert run_task(options, CTX, columns).acked == 2
+    cluster.forget_brokers()
+    again = dataclasses.replace(CTX, attempt_number=1)
+    assert [run_task(options, ctx, columns).unknown for ctx in (NEXT, again)] == [0, 2]
+    letters = [row for row in spooled(tmp_path) if row["kind"] == "dead_letter"]
+    facts = [(row["reason"], row["outcome"], row["maybe_duplicate"]) for row in letters]
+    assert facts == [("unknown", "unknown", True)] * 2 + [("transport", "not_sent", None)] * 2
+    ids = {message.body: message.message_id for message in cluster.messages("t")}
+    assert {row["body"]: row["message_id"] for row in letters[:2]} == ids
+
+
 @pytest.mark.parametrize(
     ("ordering", "attempt", "delivery", "maybe_stored"),
     [
