@@ -225,14 +225,14 @@ class EpochStarts:
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int, delivery: str) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
-    Return False if the folder cannot be read or written: `duplicates_possible` is too low then."""
-    try:
+    Raise LedgerError if the folder cannot be read or written: without an answer, rows that were
+    sent before would not count as possible duplicates."""
+    where = NoteStore(place, _EPOCHS).where(folder_part(query_id))
+    with failing(f"cannot tell from {where} whether the epoch {epoch} was begun before", where):
         last = last_begun(place, query_id)
         if last < epoch:
             note = {"name": query_id, "epoch": epoch, "delivery": delivery}
             _write_epoch_note(place, query_id, note)
-    except (OSError, LedgerError):
-        return False
     return last >= epoch
 
 
@@ -320,31 +320,44 @@ def _check_name(place: LedgerPath, name: str, named: str) -> None:
 
 
 def begin_write(place: LedgerPath, app_id: str, write: str, delivery: str) -> tuple[str, bool]:
-    """Note that the batch write named `write` of the `appId` begins. Raise a CheckpointError if an
-    earlier write, of another `delivery`, did not succeed.
+    """Note that the batch write named `write` of the `appId` begins.
+
+    Raises:
+        CheckpointError: an earlier write, of another `delivery`, did not succeed.
+        LedgerError: the folder cannot be read or written, so nobody knows whether there is one.
 
     Return (name of the write to send, whether an earlier write did not succeed):
 
     - (name in the note, True): a note shows that a write did not succeed. The ledger lacks its
       rows, so the caller repeats this write.
     - (`write`, True): there is such a note, but no name can be read from it.
-    - (`write`, False): there is no such note, or the folder cannot be read or written."""
-    note = {"at_ms": now_ms(), "name": app_id, "write": write, "delivery": delivery}
-    try:
-        agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)
-        _check_name(place, app_id, agreed["name"])
-        _check_delivery(agreed, f"a write of the appId {app_id!r}", delivery)
-        return str(agreed["write"]), not is_new
-    except (OSError, LedgerError):
-        return write, False
-    except (ValueError, KeyError, TypeError):
-        return write, True  # The existing note names no write.
+    - (`write`, False): there is no such note."""
+    own = {"at_ms": now_ms(), "name": app_id, "write": write, "run": write, "delivery": delivery}
+    store, name = NoteStore(place, _WRITES), folder_part(app_id)
+    where, first = store.where(name), write
+    with failing(f"cannot tell from {where} whether a write did not succeed", where):
+        try:
+            note, is_new = store.agree(name, own)
+            _check_name(place, app_id, note["name"])
+            _check_delivery(note, f"a write of the appId {app_id!r}", delivery)
+            first = str(note["write"])
+        except (ValueError, KeyError, TypeError):
+            is_new = False  # The existing note names no write.
+        if not is_new:
+            # The write of the note may still run. Its end must not remove the note of this one.
+            store.write(name, {**own, "write": first})
+    return first, not is_new
 
 
-def end_write(place: LedgerPath, app_id: str) -> None:
-    """Remove the note of the write, because the ledger has the write's rows."""
-    with contextlib.suppress(OSError, LedgerError):
-        NoteStore(place, _WRITES).remove(folder_part(app_id))
+def end_write(place: LedgerPath, app_id: str, run: str) -> bool:
+    """Remove the note of the write, because the ledger has the write's rows. Return False if
+    another write of the `appId` has begun after this one, whose note it is now."""
+    with contextlib.suppress(OSError, LedgerError, ValueError):
+        store, name = NoteStore(place, _WRITES), folder_part(app_id)
+        if (note := store.read(name)) is not None and note["run"] != run:
+            return False
+        store.remove(name)
+    return True
 
 
 def begin_named_write(
@@ -360,19 +373,24 @@ def begin_named_write(
     own = f"{app_id}/{run}" if app_id else run
     if not (app_id and options.ledger):
         return own, False
-    write, again = begin_write(resolve_path(options.ledger), app_id, run, options.delivery)
+    try:
+        write, again = begin_write(resolve_path(options.ledger), app_id, run, options.delivery)
+    except LedgerError:
+        if takes_over:
+            raise
+        return own, False  # A client of Spark Connect may not see the folder of a local ledger.
     if again and takes_over and options.delivery == "effectively_once":
         return f"{app_id}/{write}", True
     return own, again
 
 
 def end_named_write(
-    place: LedgerPath, options: SinkOptions, query_id: str, *, is_done: bool
+    place: LedgerPath, options: SinkOptions, query_id: str, run: str, *, is_done: bool
 ) -> None:
     """Remove the notes of a batch write and its tasks. If a write with an `appId` or `batchId` has
     failed, or is over its budget, keep them for the next one."""
     if is_done and options.app_id and not options.batch_id:
-        end_write(place, options.app_id)
+        is_done = end_write(place, options.app_id, run)
     is_named = options.app_id or options.batch_id
     if options.delivery == "effectively_once" and (is_done or not is_named):
         with contextlib.suppress(OSError, LedgerError):

@@ -356,7 +356,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             self.batch.end({**counts, "duration_s": 0.0})
         if self.options.ledger:
             is_done = counts is not None
-            end_named_write(self._ledger(), self.options, self.query_id, is_done=is_done)
+            names = self.query_id, self.run_id
+            end_named_write(self._ledger(), self.options, *names, is_done=is_done)
 
 
 class _Stream(_Writer):

@@ -306,7 +306,7 @@ class BatchWriter:
                 )
             except BaseException:
                 self._withdraw(session, place, query)
-                end_named_write(place, self._options, query, is_done=False)
+                end_named_write(place, self._options, query, run, is_done=False)
                 forget_queues(self._options, query, {})
                 raise
             counts = sent.counts
@@ -314,7 +314,7 @@ class BatchWriter:
             summary = self._summary(query, counts, time.monotonic() - started_s)
             if batch is not None and over is None:
                 batch.end(asdict(summary))
-            end_named_write(place, self._options, query, is_done=over is None)
+            end_named_write(place, self._options, query, run, is_done=over is None)
             forget_queues(self._options, query, counts)
             if transactions is not None:
                 transactions.finish(query, 0)

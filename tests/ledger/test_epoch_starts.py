@@ -45,18 +45,25 @@ def test_an_epoch_that_was_begun_before_is_known(place):
     assert not begin_epoch(place, "another", 0, ONCE)
 
 
-def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path, place):
+def test_a_note_that_cannot_be_read_is_not_taken_for_none(tmp_path, place):
+    """Otherwise rows that were sent before would be sent again, and count as no duplicates."""
     begin_epoch(place, "q", 5, ONCE)
-    (tmp_path / "_notes" / "epochs" / "q-q.json").write_text("{")
+    note = tmp_path / "_notes" / "epochs" / "q-q.json"
+    note.write_text("{")
     assert not begin_epoch(place, "q", 5, ONCE)
-    (tmp_path / "file").write_text("")
-    assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0, ONCE)
+    for begin, again, kind in ((begin_epoch, 5, "epochs"), (begin_write, "w", "writes")):
+        note = tmp_path / "_notes" / kind / "q-unread.json"
+        note.mkdir(parents=True)
+        with refusal(note, f"cannot tell from {note} whether .*: "):
+            begin(place, "unread", again, ONCE)
 
 
 def test_a_write_that_did_not_end_is_known(place):
     previous = [begin_write(place, app, write, ONCE) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
-    end_write(place, "a")
+    assert not end_write(place, "a", "1")  # It was slow: the second write has begun meanwhile.
+    assert begin_write(place, "a", "5", ONCE) == ("1", True)
+    assert end_write(place, "a", "5")
     previous = [begin_write(place, app, write, ONCE) for app, write in ("a4", "b5")]
     assert previous == [("4", False), ("3", True)]
 
@@ -182,11 +189,11 @@ def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):
         # The first write has not ended, and effectively once continues it.
         second = "nightly/one" if delivery == ONCE else "nightly/two"
         assert writes == [("nightly/one", False), (second, True)]
-        end_named_write(resolve_path(tmp_path), options, second, is_done=False)
+        end_named_write(resolve_path(tmp_path), options, second, "two", is_done=False)
         assert begin_named_write(options, "three")[1]
         with pytest.raises(CheckpointError, match=f"'nightly' was begun with delivery={delivery},"):
             begin_named_write(options.with_(delivery="transactional"), "four")
-        end_named_write(resolve_path(tmp_path), options, second, is_done=True)
+        end_named_write(resolve_path(tmp_path), options, second, "three", is_done=True)
     assert begin_named_write(options.with_(appId=""), "one") == ("one", False)
 
 

@@ -253,7 +253,7 @@ def test_a_note_that_was_removed_can_be_written_again(server, folder, monkeypatc
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
     assert begin_write(folder, "nightly", "first", "d") == ("first", False)
     assert begin_write(folder, "nightly", "second", "d") == ("first", True)
-    end_write(folder, "nightly")
+    assert end_write(folder, "nightly", "second")
     keys = stored_keys(server.client(), folder.root.partition("/")[0], "ledger")
     assert all(key.endswith("/") for key in keys)  # pyarrow leaves folders.
     assert begin_write(folder, "nightly", "third", "d") == ("third", False)
