@@ -187,19 +187,20 @@ class EpochStarts:
     def check(self) -> None:
         """Check, before each request but at most once a second, that no later run has begun. If one
         has begun, raise CheckpointError, also at each later call: this attempt must send nothing
-        more."""
+        more. A later run that has ended has removed this attempt's note, too."""
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
-        own_run = (self._generation, self._run)
-        for note in self._notes(NoteStore(self._place, _STARTS)):
-            if (note.generation, note.run) > own_run:
-                raise CheckpointError(
-                    f"another driver (run {note.run}) has taken the query {self._ctx.query_id} "
-                    "over: two drivers use its checkpoint, or this one was taken for dead. This "
-                    "run sends nothing more; stop one of the two",
-                    query_id=self._ctx.query_id, run_id=note.run,
-                )  # fmt: skip
+        own_run, notes = (self._generation, self._run), self._notes(NoteStore(self._place, _STARTS))
+        runs = [note.run for note in notes if (note.generation, note.run) > own_run]
+        if runs or all(note.path != self._own for note in notes):
+            run = runs[0] if runs else "unknown, for it has ended"
+            raise CheckpointError(
+                f"another driver (run {run}) has taken the query {self._ctx.query_id} over: two "
+                "drivers use its checkpoint, or this one was taken for dead. This run sends "
+                "nothing more; stop one of the two",
+                query_id=self._ctx.query_id, run_id=run,
+            )  # fmt: skip
         self._checked_s = now_s
 
     def _notes(self, store: NoteStore) -> list[_Note]:

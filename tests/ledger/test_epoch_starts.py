@@ -94,6 +94,10 @@ def test_a_run_that_another_one_followed_goes_no_further(tmp_path):
             begun(tmp_path / first, first)
         follower.check()
         begun(tmp_path / first, second).check()
+        # The run that began last has ended, and its write has removed all notes.
+        shutil.rmtree(tmp_path / first / "_notes" / "starts")
+        with pytest.raises(CheckpointError, match="taken the query q over"):
+            zombie.check()
 
 
 def test_it_looks_once_a_second(tmp_path):
