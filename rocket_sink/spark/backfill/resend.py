@@ -10,7 +10,7 @@ A killed backfill leaves at most one chunk per task without a noted result. Befo
 sends such letters, or letters with an unknown outcome, it asks brokers for their message ids: the
 brokers of the topic's route, and with effectively_once also the broker that had not answered. A
 message counts as not stored if none of these brokers has it after `storedCheckDelay`. Several dead
-letters may have one id, so a stored message needs the letter's body, tags and sharding key, and
+letters may have one id, so a stored message needs the letter's body, tags, properties and key, and
 settles one letter: after it, a letter with the same content is sent. A dead letter
 whose resend fails stays pending, and gets no second dead letter. Later dead letters of its key are
 held back, to keep the key's order.
@@ -48,7 +48,7 @@ from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.files import has_earlier_attempt
 from rocket_sink.ledger.transport.spool import SpoolWriter
-from rocket_sink.message_rules import TAG_BLANKS
+from rocket_sink.message_rules import RESERVED_PROPERTIES, TAG_BLANKS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
@@ -136,8 +136,8 @@ class Resent:
 
 
 _Content = tuple[Any, ...]
-"""The topic to send to, message id, sharding key, tags and body: letters with one id may differ in
-the last three, and letters of two topics may go to one."""
+"""The topic to send to, message id, sharding key, tags, user properties and body: letters with one
+id may differ in the last four, and letters of two topics may go to one."""
 
 
 class _Failure(NamedTuple):
@@ -384,13 +384,17 @@ class Resender:
             self.spool.append(resolution_rows(columns, self.ctx))
 
     def _contents_of(self, letters: pa.RecordBatch) -> list[_Content]:
-        names, count = letters.schema.names, letters.num_rows
+        nulls = [None] * letters.num_rows
+        message_ids, keys, tags, properties = (
+            letters[name].to_pylist() if name in letters.schema.names else nulls
+            for name in ("message_id", "sharding_key", "tags", "properties")
+        )
         topics = map(self._homes.topic_of, letters["topic"].to_pylist())
-        tags = letters["tags"].to_pylist() if "tags" in names else [None] * count
         # A table may have texts, which are stored as UTF-8.
         bodies = letters["body"].cast(pa.binary()).to_pylist()
-        columns = (letters[name].to_pylist() for name in ("message_id", "sharding_key"))
-        return list(zip(topics, *columns, map(_plain_tags, tags), bodies, strict=True))
+        users = map(_user_properties, properties)
+        tags = map(_plain_tags, tags)
+        return list(zip(topics, message_ids, keys, tags, users, bodies, strict=True))
 
 
 def send_partition(
@@ -477,9 +481,22 @@ def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _is_copy(content: _Content, message: StoredMessage) -> bool:
-    """Return whether a stored message with the letter's id has the letter's content, too."""
+    """Return whether a stored message with the letter's id has the letter's content, too. The
+    message may have more properties, for example those of a trace."""
+    _, _, key, tags, users, body = content
     own = message.properties
-    return content[2:] == (own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body)
+    is_same = (key, tags, body) == (own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body)
+    return is_same and users <= own.items()
+
+
+def _user_properties(properties: Iterable[tuple[str, Any]] | None) -> frozenset[tuple[str, Any]]:
+    """Return the properties that a send keeps as they are: a table may have null values."""
+    names = dict(properties or ()).items()
+    return frozenset(
+        (name, value)
+        for name, value in names
+        if isinstance(value, str) and name not in RESERVED_PROPERTIES
+    )
 
 
 def _plain_tags(tags: str | None) -> str:

@@ -145,7 +145,8 @@ def test_all_are_stored_under_their_ids_and_resolved(bed):
     "columns",
     [{"body": [b"price 1", b"price 2"]}, {"body": [b"state"] * 2, "tags": ["on", "off"]},
      {"body": [b"state"] * 2, "keys": ["A", "B"]}, {"body": [b"same"] * 2},
-     {"body": [b"same"] * 2, "topic": [TOPIC, "of others"]}],
+     {"body": [b"same"] * 2, "topic": [TOPIC, "of others"]},
+     {"body": [b"same"] * 2, "properties": [[("event", "paid")], [("event", "shipped")]]}],
 )  # fmt: skip
 @pytest.mark.parametrize("stored", [0, 1])
 def test_a_stored_message_settles_one_letter_of_its_content(bed, columns, stored):
@@ -157,11 +158,13 @@ def test_a_stored_message_settles_one_letter_of_its_content(bed, columns, stored
     bed.send(both[stored : stored + 1])
     total, spool = bed.send(both)
     assert (total.found, total.resent, len(spool.resolved())) == (1, 1, 2)
-    contents = both.select(["body", "tags", "sharding_key"]).to_pylist()
-    assert Counter(tuple(content.values()) for content in contents) == Counter(
-        (message.body, *map(message.properties.get, ("TAGS", "__SHARDINGKEY")))
+    contents = both.select(["body", "tags", "sharding_key", "properties"]).to_pylist()
+    events = [dict(content.pop("properties") or ()).get("event") for content in contents]
+    assert Counter(zip(map(tuple, map(dict.values, contents)), events, strict=True)) == Counter(
+        ((message.body, *map(message.properties.get, ("TAGS", "__SHARDINGKEY"))),
+         message.properties.get("event"))
         for message in bed.stored()
-    )
+    )  # fmt: skip
 
 
 def test_a_keys_letters_are_stored_in_order(bed):
