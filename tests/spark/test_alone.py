@@ -5,6 +5,7 @@ import shlex
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
@@ -16,6 +17,7 @@ from pyspark import TaskContext
 from rocket_sink import errors
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import BETWEEN_IDS
+from rocket_sink.ledger.transport import files
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
 from rocket_sink.producer.engine.limits import per_task_rate
@@ -506,7 +508,7 @@ ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
         ({ROWS: "0"}, [f"{ROWS}=0 makes one"]), ({ROWS: "-1"}, [f"{ROWS}=-1 makes one"]),
         ({"spark.python.worker.idleTimeoutSeconds": "9",
           "spark.python.worker.killOnIdleTimeout": "True"},
-         ["Set spark.python.worker.killOnIdleTimeout=false"]),
+         ["spark.python.worker.killOnIdleTimeout is on, with idleTimeoutSeconds=9: "]),
         ({"spark.python.worker.idleTimeoutSeconds": "0",
           "spark.python.worker.killOnIdleTimeout": "true"}, []),
         ({"spark.python.worker.killOnIdleTimeout": "true"}, []),
@@ -540,6 +542,7 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
     [
         # The limit is divided over the task slots, or over the tasks of a write that has few.
         ("", 8, {}, 8), ("", 8, {"tasks": 3}, 3), ("", 8, {"tasks": 300}, 8),
+        ("", 8, {"tasks": 0}, 1), ("", 1, {}, 1),
         # If Spark does not tell its slots, its parallelism stands in.
         ("", None, {}, 6), ("", 0, {}, 6),
         # The user's number wins.
@@ -561,8 +564,12 @@ def test_without_a_limit_nobody_is_asked():
 @pytest.mark.parametrize("slots", [0, None])
 def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatch):
     monkeypatch.setattr(session_settings, "active_session", lambda: None)
-    with pytest.raises(errors.OptionError, match="rateTasks"):
+    with pytest.raises(errors.OptionError, match="rateTasks") as caught:
         session_settings.with_task_rate(LIMIT, slots=slots)
+    assert caught.value.option == "rateTasks"
+    if slots is None:
+        monkeypatch.setattr(session_settings, "active_session", lambda: session_of(5))
+        assert session_settings.with_task_rate(LIMIT).rate_tasks == 5
 
 
 def test_sparks_own_options_are_left_out():
@@ -679,6 +686,117 @@ def test_rights_are_asked_for_once_a_minute(
     is_asked = delivery != "at_least_once" and not refused
     assert stamp.exists() is is_asked
     assert not stamp.exists() or (time.time() - stamp.stat().st_mtime < 60)
+
+
+@pytest.mark.parametrize(
+    ("delivery", "source", "is_sure", "refused"),
+    [
+        ("effectively_once", None, False, True), ("effectively_once", "id", False, False),
+        ("effectively_once", None, True, False), ("at_least_once", None, False, False),
+    ],
+)  # fmt: skip
+def test_ids_that_depend_on_chance_are_refused(delivery, source, is_sure, refused):
+    columns: Any = SimpleNamespace(source={"message_id": source}.get)
+    plan = SimpleNamespace(deterministic=lambda: is_sure)
+    options = SinkOptions.parse(delivery=delivery)
+    refusal = pytest.raises(errors.ConfigurationError, match="computes it anew in each run")
+    with refusal if refused else nullcontext():
+        queries.refuse_chance(options, columns, plan)
+
+
+@pytest.mark.parametrize(
+    ("lane", "begun", "spooled", "rows", "lacks"),
+    [
+        ("foreachBatch", 5, [], 0, True), ("foreachBatch", 6, [], 0, False),
+        ("", 0, [], 0, True), ("", 0, [("q", "6")], 0, False), ("", 9, [("q", "5")], 1, False),
+        ("", 0, errors.LedgerError("away"), 1, True), ("", 0, OSError(), 1, True),
+    ],
+)  # fmt: skip
+def test_a_ledger_without_the_epoch_before_is_another_one(
+    monkeypatch, caplog, lane, begun, spooled, rows, lacks
+):
+    ended = Mock(return_value=SimpleNamespace(num_rows=rows))
+    monkeypatch.setattr(queries, "rows_of_epoch", ended)
+    monkeypatch.setattr(queries, "unrecorded_epoch", lambda *args: "")
+    last_begun = Mock(return_value=begun)
+    monkeypatch.setattr(queries, "last_begun", last_begun)
+    monkeypatch.setattr(files, "spooled_epochs", Mock(side_effect=[spooled]))
+    options, place = SinkOptions.parse(ledger="/l"), resolve_path("/l")
+    epoch = queries.unrecorded_by(options, "session", "q", "run", "7", lane)
+    assert epoch == ("7" if lacks else "") and len(caplog.messages) == lacks
+    assert last_begun.mock_calls == [call(place, "q")] * bool(lane)
+    if ended.called:
+        assert ended.mock_calls == [call("session", place, ("epoch",), "q", 6, ("epoch",))]
+    named = options.with_(appId="app")
+    for pending in ("", "0"):
+        assert queries.unrecorded_by(named, None, "q", "r", pending, "foreachBatch") == ""
+    queries.unrecorded_by(named, None, "q", "r", "9", "foreachBatch")
+    assert last_begun.mock_calls[-1] == call(place, "app")
+
+
+def test_the_sink_of_a_foreach_query_is_known_by_its_mark(monkeypatch):
+    monkeypatch.setattr(queries, "_foreach_sinks", {})
+    options, function = SinkOptions(), MagicMock()
+    function.getType.return_value.getSimpleName.return_value = "PythonFunction"
+    writer = MagicMock()
+    writer.getClass.return_value.getDeclaredFields.return_value = [function]
+    writer.getClass.return_value.getSimpleName.return_value = "PythonForeachWriter"
+    assert queries._foreach_sink(writer) is None and not function.mock_calls
+    marks = [queries.note_sink(options, plan) for plan in (None, "plan")]
+    numbers = ",".join(str(byte) for byte in f"<{marks[1]}>".encode())
+    function.get.return_value.command.return_value.mkString.return_value = numbers
+    sink = queries._foreach_sink(writer)
+    assert sink is not None and sink.plan == "plan"
+    assert call.setAccessible(True) in function.mock_calls
+    function.get.return_value.command.return_value.mkString.return_value = "1,2"
+    assert queries._foreach_sink(writer) is None
+    function.get.side_effect = AttributeError
+    assert queries._foreach_sink(writer) == (options, None)
+    writer.getClass.return_value.getSimpleName.return_value = "Other"
+    assert queries._foreach_sink(writer) is None
+
+
+def test_the_options_of_a_query_are_read_from_spark():
+    pairs = [SimpleNamespace(_1=lambda: "nameServer", _2=lambda: "h:1"),
+             SimpleNamespace(_1=lambda: "topic", _2=lambda: "t")]  # fmt: skip
+    query = MagicMock()
+    field = query.getClass.return_value.getDeclaredField.return_value
+    left = field.get.return_value.iterator.return_value
+    left.hasNext.side_effect = [True, True, False]
+    left.next.side_effect = pairs
+    assert queries._source_options(query) == SinkOptions.parse(nameServer="h:1", topic="t")
+    assert field.setAccessible.mock_calls == [call(True)]
+    assert queries._source_options(object()) is None
+
+
+def test_a_sink_in_place_of_a_function_is_refused():
+    class Sink:
+        write_batch = None
+
+    proxies = [SimpleNamespace(func=func) for func in (Sink(), Mock(write_batch=1), 7)]
+    pool = SimpleNamespace(dict=dict(enumerate([*proxies, object()])))
+    session = SimpleNamespace(_gateway=SimpleNamespace(gateway_property=SimpleNamespace(pool=pool)))
+    queries._refuse_objects(SimpleNamespace(sparkContext=session))
+    refused = [proxy.func is queries._refuse_object for proxy in proxies]
+    assert refused == [True, False, False]
+    with pytest.raises(errors.ConfigurationError, match=r"foreachBatch\(sink.write_batch\)"):
+        proxies[0].func("frame", 1)
+
+
+@pytest.mark.parametrize(("context", "words"), [(None, "was stopped"), (1, "allowSpeculation")])
+def test_a_session_is_checked(monkeypatch, context, words):
+    session: Any = Settings(spark_speculation="true")
+    session.sparkContext._jsc = context
+    encoding = Mock()
+    monkeypatch.setattr(session_settings, "check_encoding", encoding)
+    with pytest.raises(errors.ConfigurationError, match=words):
+        session_settings.check_session(SinkOptions.parse(ledger="/l"), session)
+    assert encoding.mock_calls == [call(session, "/l")] * (context is not None)
+    monkeypatch.setattr(session_settings, "active_session", lambda: None)
+    session_settings.check_session(SinkOptions())
+    connect = Settings(classic=False, spark_sql_python_filterPushdown_enabled="TRUE")
+    session_settings.check_session(SinkOptions(), connect)
+    assert session_settings.pushes_filters(connect)
 
 
 # --- lineage, half messages, selections --------------------------------------------------------

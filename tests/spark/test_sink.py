@@ -3,6 +3,8 @@
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 from pyspark.sql import Row
@@ -10,6 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
+from rocket_sink.spark import sink as sinks
 from rocket_sink.spark.checks import session_settings
 from rocket_sink.spark.datasource import RocketMQDataSource
 from tests.clusters import scripted_cluster
@@ -52,6 +55,79 @@ def test_secrets_never_show_and_pickling_keeps_them():
 def test_a_relative_ledger_is_the_drivers_folder():
     sink = RocketSink(nameServer="a:1", ledger="here")
     assert sink.options.ledger == f"file:{Path('here').absolute()}"
+
+
+@pytest.mark.parametrize("packs", [None, MagicMock()])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_what_a_stream_gives_to_spark(monkeypatch, packs, is_stream):
+    """All parts that need a JVM are stand-ins."""
+    parts = {"plan_of": "plan", "select_needed": (MagicMock(), "needed plan"), "packed": packs,
+             "spool_token": "token", "without_files": "for tasks"}  # fmt: skip
+    names = "check_session", "check_reachable", "check_rights", "needs_append", "install_fold"
+    stands = {name: Mock(return_value=parts.get(name)) for name in (*names, *parts)}
+    for name, stand_in in stands.items():
+        monkeypatch.setattr(sinks, name, stand_in)
+    sink = RocketSink(nameServer="a:1", topic="t")
+    frame: Any = MagicMock(isStreaming=is_stream)
+    if not is_stream:
+        with pytest.raises(ConfigurationError, match=r"use sink.write\(df\)"):
+            sink.stream(frame)
+        return
+    writer = sink.stream(frame)
+    needed = parts["select_needed"][0]
+    foreach = (needed if packs is None else packs).writeStream.foreach
+    assert writer is foreach.return_value
+    [bound] = foreach.call_args.args
+    assert (bound._plan, bound._token, bound.options) == ("needed plan", "token", sink.options)
+    assert bound._takes_packs is (packs is not None)
+    session = frame.sparkSession
+    assert stands["check_session"].call_args_list[1:] == [call(sink.options, session)] * 2
+    assert stands["check_reachable"].mock_calls == [call("for tasks", session)]
+    assert stands["install_fold"].mock_calls == [call(sink.options), call(sink.options, session)]
+    assert stands["check_rights"].mock_calls == [call(sink.options)]
+    assert stands["needs_append"].called
+    task = Mock()
+    monkeypatch.setattr(sinks, "PackTask" if packs is not None else "ForeachTask", task)
+    bound.open(3, 4)
+    assert task.mock_calls == [call(sink.options, "needed plan", 3, 4, "token", None)]
+    with pytest.raises(ConfigurationError, match="maxEpochFailures"):
+        RocketSink(nameServer="a:1", ledger="/l", maxEpochFailures=1).stream(frame)
+    with pytest.raises(ConfigurationError, match="batchId"):
+        RocketSink(nameServer="a:1", ledger="/l", batchId="b").stream(frame)
+
+
+def test_the_calls_of_batches(monkeypatch):
+    sink, frame = RocketSink(nameServer="a:1", topic="t", ledger="/l"), MagicMock()
+    fold, writer = Mock(), Mock()
+    monkeypatch.setattr(sinks, "install_fold", fold)
+    monkeypatch.setattr(sinks, "owner_of", lambda frame: frame.owner)
+    monkeypatch.setattr(sinks, "BatchWriter", writer)
+    sink.__setstate__({"options": sink.options, "plan": None, "token": None})
+    for _ in range(2):
+        sink.write_batch(frame, 7)
+    batches = writer.return_value
+    assert batches.write_epoch.mock_calls == [call(frame, 7)] * 2
+    assert sink.write(frame) is batches.write.return_value
+    sessions = [frame.owner, frame.owner, frame.sparkSession]
+    assert fold.mock_calls == [call(sink.options, session) for session in sessions]
+    sink.write(frame, batch_id="b")
+    assert writer.call_args == call(sink.options.with_(batchId="b"))
+    with pytest.raises(ConfigurationError, match="batchId"):
+        RocketSink(sink.options.with_(batchId="b")).write_batch(frame, 7)
+    with pytest.raises(ConfigurationError, match="before open"):
+        sink.process("row")
+
+
+@pytest.mark.parametrize(("partitions", "more"), [(None, ()), (8, (8,))])
+def test_rows_of_a_key_share_a_partition(monkeypatch, partitions, more):
+    source = Mock(side_effect=["k", None])
+    monkeypatch.setattr(RocketSink, "check", lambda sink, frame: SimpleNamespace(source=source))
+    sink, frame = RocketSink(nameServer="a:1", topic="t"), MagicMock()
+    assert sink.ordered(frame, partitions) is frame.repartition.return_value
+    assert source.mock_calls == [call("sharding_key")]
+    assert frame.repartition.mock_calls == [call(*more, frame["`k`"])]
+    with pytest.raises(ConfigurationError, match="no sharding_key"):
+        sink.ordered(frame)
 
 
 @pytest.fixture
