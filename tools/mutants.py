@@ -241,7 +241,7 @@ class Suite:
         place, near = mutant.place, f"tests/{_room(mutant.path)}/"
         module = mutant.path.removesuffix(".py").replace("/", ".")
         parent, _, own_name = module.rpartition(".")
-        imports = module, f"from {parent} import {own_name}"
+        imports = rf"{module}|from {parent} import (\([^)]*|.*)\b{own_name}\b"
         by_file: list[tuple[tuple[bool, bool, float], dict[str, float]]] = []
         for test in tests:
             contexts = self._contexts(test, mutant.path)
@@ -251,7 +251,7 @@ class Suite:
             if "" not in names:
                 own = {name: cost for name, cost in own.items() if name in names}
             if own:
-                is_far = not any(text in (self._tree / test).read_text() for text in imports)
+                is_far = re.search(imports, (self._tree / test).read_text()) is None
                 by_file.append(((is_far, not test.startswith(near), sum(own.values())), own))
         chosen: dict[str, float] = {}
         for _, own in sorted(by_file, key=lambda file: file[0]):
