@@ -5,7 +5,6 @@ import shlex
 import threading
 import time
 from collections import Counter
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
@@ -399,34 +398,6 @@ def test_input_folders_are_those_of_plain_files():
     assert plans.input_folders(object()) == []
 
 
-@pytest.mark.parametrize("is_shuffled", [True, False])
-@pytest.mark.parametrize("is_write", [True, False])
-def test_what_tells_whether_a_replay_has_the_same_partitions(monkeypatch, is_shuffled, is_write):
-    digest = Mock(return_value="digest")
-    monkeypatch.setattr(plans, "plan_digest", digest)
-    monkeypatch.setattr(plans, "input_folders", lambda plan: ["/b", "/a"])
-    partitions = SimpleNamespace(getNumPartitions=lambda: 7)
-    execution = SimpleNamespace(
-        executedPlan=told("Exchange" if is_shuffled else "Scan"), analyzed=lambda: "plan",
-        toRdd=lambda: partitions,
-    )  # fmt: skip
-    frame: Any = SimpleNamespace(
-        sparkSession=SimpleNamespace(_jsparkSession=1),
-        schema=SimpleNamespace(simpleString=lambda: "columns"),
-        _jdf=SimpleNamespace(queryExecution=lambda: execution),
-    )
-    facts = {"the partitions": "digest" if is_shuffled else "7"}
-    if is_write:
-        facts[plans.FRAME_FACT] = "digest of /a, /b"
-    assert plans.planned_facts(frame, is_write=is_write) == facts
-    assert digest.called is (is_shuffled or is_write)
-    of_frame = {"columns": "columns", "call": "sink.write"}
-    assert plans.frame_facts(frame) == {**of_frame, "plan": "digest", "input": "/a, /b"}
-    frame.sparkSession = object()  # of Spark Connect
-    assert plans.planned_facts(frame, is_write=is_write) == {}
-    assert plans.frame_facts(frame) == of_frame
-
-
 def test_the_plan_below_packs():
     def plan(*names: str) -> Any:
         schema = SimpleNamespace(fieldNames=lambda: names)
@@ -689,22 +660,6 @@ def test_rights_are_asked_for_once_a_minute(
 
 
 @pytest.mark.parametrize(
-    ("delivery", "source", "is_sure", "refused"),
-    [
-        ("effectively_once", None, False, True), ("effectively_once", "id", False, False),
-        ("effectively_once", None, True, False), ("at_least_once", None, False, False),
-    ],
-)  # fmt: skip
-def test_ids_that_depend_on_chance_are_refused(delivery, source, is_sure, refused):
-    columns: Any = SimpleNamespace(source={"message_id": source}.get)
-    plan = SimpleNamespace(deterministic=lambda: is_sure)
-    options = SinkOptions.parse(delivery=delivery)
-    refusal = pytest.raises(errors.ConfigurationError, match="computes it anew in each run")
-    with refusal if refused else nullcontext():
-        queries.refuse_chance(options, columns, plan)
-
-
-@pytest.mark.parametrize(
     ("lane", "begun", "spooled", "rows", "lacks"),
     [
         ("foreachBatch", 5, [], 0, True), ("foreachBatch", 6, [], 0, False),
@@ -732,71 +687,6 @@ def test_a_ledger_without_the_epoch_before_is_another_one(
         assert queries.unrecorded_by(named, None, "q", "r", pending, "foreachBatch") == ""
     queries.unrecorded_by(named, None, "q", "r", "9", "foreachBatch")
     assert last_begun.mock_calls[-1] == call(place, "app")
-
-
-def test_the_sink_of_a_foreach_query_is_known_by_its_mark(monkeypatch):
-    monkeypatch.setattr(queries, "_foreach_sinks", {})
-    options, function = SinkOptions(), MagicMock()
-    function.getType.return_value.getSimpleName.return_value = "PythonFunction"
-    writer = MagicMock()
-    writer.getClass.return_value.getDeclaredFields.return_value = [function]
-    writer.getClass.return_value.getSimpleName.return_value = "PythonForeachWriter"
-    assert queries._foreach_sink(writer) is None and not function.mock_calls
-    marks = [queries.note_sink(options, plan) for plan in (None, "plan")]
-    numbers = ",".join(str(byte) for byte in f"<{marks[1]}>".encode())
-    function.get.return_value.command.return_value.mkString.return_value = numbers
-    sink = queries._foreach_sink(writer)
-    assert sink is not None and sink.plan == "plan"
-    assert call.setAccessible(True) in function.mock_calls
-    function.get.return_value.command.return_value.mkString.return_value = "1,2"
-    assert queries._foreach_sink(writer) is None
-    function.get.side_effect = AttributeError
-    assert queries._foreach_sink(writer) == (options, None)
-    writer.getClass.return_value.getSimpleName.return_value = "Other"
-    assert queries._foreach_sink(writer) is None
-
-
-def test_the_options_of_a_query_are_read_from_spark():
-    pairs = [SimpleNamespace(_1=lambda: "nameServer", _2=lambda: "h:1"),
-             SimpleNamespace(_1=lambda: "topic", _2=lambda: "t")]  # fmt: skip
-    query = MagicMock()
-    field = query.getClass.return_value.getDeclaredField.return_value
-    left = field.get.return_value.iterator.return_value
-    left.hasNext.side_effect = [True, True, False]
-    left.next.side_effect = pairs
-    assert queries._source_options(query) == SinkOptions.parse(nameServer="h:1", topic="t")
-    assert field.setAccessible.mock_calls == [call(True)]
-    assert queries._source_options(object()) is None
-
-
-def test_a_sink_in_place_of_a_function_is_refused():
-    class Sink:
-        write_batch = None
-
-    proxies = [SimpleNamespace(func=func) for func in (Sink(), Mock(write_batch=1), 7)]
-    pool = SimpleNamespace(dict=dict(enumerate([*proxies, object()])))
-    session = SimpleNamespace(_gateway=SimpleNamespace(gateway_property=SimpleNamespace(pool=pool)))
-    queries._refuse_objects(SimpleNamespace(sparkContext=session))
-    refused = [proxy.func is queries._refuse_object for proxy in proxies]
-    assert refused == [True, False, False]
-    with pytest.raises(errors.ConfigurationError, match=r"foreachBatch\(sink.write_batch\)"):
-        proxies[0].func("frame", 1)
-
-
-@pytest.mark.parametrize(("context", "words"), [(None, "was stopped"), (1, "allowSpeculation")])
-def test_a_session_is_checked(monkeypatch, context, words):
-    session: Any = Settings(spark_speculation="true")
-    session.sparkContext._jsc = context
-    encoding = Mock()
-    monkeypatch.setattr(session_settings, "check_encoding", encoding)
-    with pytest.raises(errors.ConfigurationError, match=words):
-        session_settings.check_session(SinkOptions.parse(ledger="/l"), session)
-    assert encoding.mock_calls == [call(session, "/l")] * (context is not None)
-    monkeypatch.setattr(session_settings, "active_session", lambda: None)
-    session_settings.check_session(SinkOptions())
-    connect = Settings(classic=False, spark_sql_python_filterPushdown_enabled="TRUE")
-    session_settings.check_session(SinkOptions(), connect)
-    assert session_settings.pushes_filters(connect)
 
 
 # --- lineage, half messages, selections --------------------------------------------------------

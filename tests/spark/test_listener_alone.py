@@ -11,7 +11,6 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.upkeep.expire import Retention
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import listener
-from rocket_sink.spark.checks.context import StreamRun
 from rocket_sink.spark.listener import FoldThread, QueryListener
 from tests.ledger.values import session
 
@@ -89,22 +88,6 @@ def test_a_listener_that_comes_late_meets_the_queries_that_run(monkeypatch, capl
     assert listener.install_fold(options, object()) is None
     spark.sparkContext._jsc = None  # It has been stopped.
     assert listener.install_fold(options, spark) is None
-
-
-def test_the_session_that_hears_of_a_frames_query(monkeypatch):
-    execution: Any = Mock()
-    sessions = Mock()
-    monkeypatch.setattr(listener, "SparkSession", sessions)
-    frame: Any = SimpleNamespace(sparkSession=session())
-    for own, owner in (
-        (None, sessions.builder.getOrCreate.return_value), (execution, sessions.return_value),
-    ):  # fmt: skip
-        monkeypatch.setattr(listener, "run_of", Mock(return_value=StreamRun(execution=own)))
-        assert listener.owner_of(frame) is owner
-    context = frame.sparkSession.sparkContext
-    assert sessions.mock_calls[-1] == call(context, execution.sparkSession.return_value)
-    frame.sparkSession = object()  # of Spark Connect
-    assert listener.owner_of(frame) is frame.sparkSession
 
 
 def test_an_epoch_that_cannot_be_noted_is_warned_of(monkeypatch, caplog):

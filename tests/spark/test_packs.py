@@ -66,14 +66,6 @@ def test_a_task_sends_the_rows_of_packs(monkeypatch, handed):
     assert handed is None or handed.add.mock_calls == [call("rows")]
 
 
-def test_a_frame_without_pandas_has_no_packs(caplog):
-    refuse = Mock(side_effect=[ImportError("pandas >= 2.2.0"), ValueError])
-    frame = Mock(mapInArrow=refuse)
-    assert packs.packed(frame) is None and "CPU: pandas >= 2.2.0" in caplog.text
-    with pytest.raises(ValueError):
-        packs.packed(frame)
-
-
 @pytest.mark.spark
 @pytest.mark.parametrize("has_pandas", [True, False])
 def test_a_stream_hands_over_packs_or_says_why_it_cannot(

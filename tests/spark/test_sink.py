@@ -96,40 +96,6 @@ def test_what_a_stream_gives_to_spark(monkeypatch, packs, is_stream):
         RocketSink(nameServer="a:1", ledger="/l", batchId="b").stream(frame)
 
 
-def test_the_calls_of_batches(monkeypatch):
-    sink, frame = RocketSink(nameServer="a:1", topic="t", ledger="/l"), MagicMock()
-    fold, writer = Mock(), Mock()
-    monkeypatch.setattr(sinks, "install_fold", fold)
-    monkeypatch.setattr(sinks, "owner_of", lambda frame: frame.owner)
-    monkeypatch.setattr(sinks, "BatchWriter", writer)
-    sink.__setstate__({"options": sink.options, "plan": None, "token": None})
-    for _ in range(2):
-        sink.write_batch(frame, 7)
-    batches = writer.return_value
-    assert batches.write_epoch.mock_calls == [call(frame, 7)] * 2
-    assert sink.write(frame) is batches.write.return_value
-    sessions = [frame.owner, frame.owner, frame.sparkSession]
-    assert fold.mock_calls == [call(sink.options, session) for session in sessions]
-    sink.write(frame, batch_id="b")
-    assert writer.call_args == call(sink.options.with_(batchId="b"))
-    with pytest.raises(ConfigurationError, match="batchId"):
-        RocketSink(sink.options.with_(batchId="b")).write_batch(frame, 7)
-    with pytest.raises(ConfigurationError, match="before open"):
-        sink.process("row")
-
-
-@pytest.mark.parametrize(("partitions", "more"), [(None, ()), (8, (8,))])
-def test_rows_of_a_key_share_a_partition(monkeypatch, partitions, more):
-    source = Mock(side_effect=["k", None])
-    monkeypatch.setattr(RocketSink, "check", lambda sink, frame: SimpleNamespace(source=source))
-    sink, frame = RocketSink(nameServer="a:1", topic="t"), MagicMock()
-    assert sink.ordered(frame, partitions) is frame.repartition.return_value
-    assert source.mock_calls == [call("sharding_key")]
-    assert frame.repartition.mock_calls == [call(*more, frame["`k`"])]
-    with pytest.raises(ConfigurationError, match="no sharding_key"):
-        sink.ordered(frame)
-
-
 @pytest.fixture
 def settings(monkeypatch):
     """Return the settings of the active session, which tests may change."""
