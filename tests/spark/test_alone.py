@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from rocket_sink import errors
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import BETWEEN_IDS
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport import files
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
@@ -687,6 +688,16 @@ def test_a_ledger_without_the_epoch_before_is_another_one(
         assert queries.unrecorded_by(named, None, "q", "r", pending, "foreachBatch") == ""
     queries.unrecorded_by(named, None, "q", "r", "9", "foreachBatch")
     assert last_begun.mock_calls[-1] == call(place, "app")
+
+
+def test_a_server_of_connect_that_makes_no_table_is_warned_of(monkeypatch, caplog):
+    make = Mock(side_effect=[ValueError("no rights"), "id"])
+    monkeypatch.setattr(session_checks, "ensure_table", make)
+    options, connect = SinkOptions.parse(ledger="/l"), SimpleNamespace()
+    assert session_checks.spool_token(options, connect) is None
+    assert "cannot make the table of the ledger /l (no rights)" in caplog.text
+    token = session_checks.spool_token(options, connect)
+    assert token == LedgerToken("file:/l", "", spools=True)
 
 
 # --- lineage, half messages, selections --------------------------------------------------------

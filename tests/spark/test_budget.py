@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
@@ -15,6 +16,7 @@ from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
+from tests.spark.test_alone import QUERY, task_of
 
 
 def counts(rows_in, dead, unknown=0):
@@ -69,8 +71,10 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(tmp_path, ca
 cluster = scripted_cluster(1, t=1)
 
 
-def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path):
-    """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
+def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path, monkeypatch):
+    """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process. The
+    epoch of a batch write is 0, also in a foreachBatch function."""
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: task_of(QUERY)))
     settings = {
         "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
         "ledgerVia": "spark", "maxEpochFailures": "0",
@@ -83,7 +87,9 @@ def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path):
         writer.commit([sent])
     writer.abort([sent])
     files = [path for path in (tmp_path / "l" / "_spool").rglob("*") if path.is_file()]
-    kinds = Counter(row["kind"] for row in spool_rows(*files))
+    rows = spool_rows(*files)
+    kinds = Counter(row["kind"] for row in rows)
+    assert {row["epoch"] for row in rows} == {0}
     assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)
 
 
