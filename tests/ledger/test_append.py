@@ -362,6 +362,23 @@ def test_a_store_that_cannot_be_read_gets_no_commit(monkeypatch, problem):
         delta_rs.open_table(place, must=True)
 
 
+@pytest.mark.parametrize(("kind", "looks"), [("NotFound", 2), ("Directory", 1)])
+def test_a_store_is_asked_for_the_log_of_a_table_once(monkeypatch, kind, looks):
+    place, tables, info = LedgerPath("s3a://b/k", "b/k", is_local=False), MagicMock(), MagicMock()
+    info.return_value.type.name = kind
+    monkeypatch.setattr(delta_rs, "_seen", set())
+    monkeypatch.setattr(LedgerPath, "filesystem", lambda _: SimpleNamespace(get_file_info=info))
+    monkeypatch.setattr("deltalake.DeltaTable", tables)
+    tables.return_value.protocol.return_value = SimpleNamespace(
+        min_reader_version=1, min_writer_version=2
+    )
+    for _ in range(2):
+        assert (delta_rs.open_table(place) is not None) == (looks == 1)
+    assert info.call_count == looks
+    if looks == 1:
+        tables.assert_called_with("s3://b/k", storage_options=delta_rs._where(place)[1])
+
+
 @pytest.mark.parametrize(
     ("added", "says"),
     [
@@ -636,6 +653,9 @@ def files_of(root, *batches):
 
 
 def test_statistics_are_those_of_all_rows(tmp_path, monkeypatch):
+    file = files_of(tmp_path, *[letter(context(), bytes(40_000))] * 2)["dead_letter"]
+    assert pq.ParquetFile(tmp_path / file.path).num_row_groups == 1
+    assert pq.read_metadata(tmp_path / file.path).metadata is None, "no schema of Arrow's"
     monkeypatch.setattr(data_files, "_GROUP_BYTES", 1)  # A batch becomes a row group.
     at = pa.array([1_700_000_000_123_456] * 2, LEDGER_SCHEMA.field("at").type)
     batches = [

@@ -14,6 +14,7 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -26,7 +27,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import in_flight_rows, replaced
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.transport import files as spool_files
-from rocket_sink.ledger.transport import stream
+from rocket_sink.ledger.transport import spool, stream
 from rocket_sink.ledger.transport.files import has_earlier_attempt, new_name, sealed_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import _SEAL_SIZE, _state, read_batches
@@ -631,3 +632,14 @@ def test_requests_in_flight_of_a_complete_attempt_are_not_taken_in(tmp_path):
         batches = read(Path(write_spool(str(tmp_path), ctx, flight, sends(ctx, 1), account)))
         outcomes = [value for batch in batches for value in batch["outcome"].to_pylist()]
         assert outcomes == [*expected, None]
+
+
+@pytest.mark.parametrize(("failures", "succeeds"), [(0, True), (19, True), (20, False)])
+def test_a_folder_that_folds_remove_is_made_again(monkeypatch, failures, succeeds):
+    monkeypatch.setattr(spool, "make_folder_of", lambda *_: None)
+    opened = MagicMock(side_effect=[FileNotFoundError] * failures + ["file"])
+    files = SimpleNamespace(handler=SimpleNamespace(open=opened))
+    refused = pytest.raises(OSError, match="of path is removed again and again")
+    with contextlib.nullcontext() if succeeds else refused:
+        assert spool._create(files, "path") == "file"
+    opened.assert_called_with("path", "xb")
