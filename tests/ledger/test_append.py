@@ -282,6 +282,7 @@ CONFLICT = CommitFailedError("\x1b[31mcommit\x1b[0m:\n  a conflict\n   0: the st
         ([DeltaError("the disk")] * 99, "", 1, "the disk"),
         ([OSError()] * 99, "", 1, "OSError"),
         ([CONFLICT], "deleted", 1, "commit: a conflict"),
+        ([CONFLICT], "damaged", 1, "commit: a conflict. The ledger .* whether the rows are in"),
         ([CONFLICT], "made anew", 1, "commit: a conflict"),
         ([DeltaError("the answer is lost")], "committed", 1, ""),
         ([CONFLICT], "another has committed", 1, "another process has committed q 8"),
@@ -297,6 +298,8 @@ def test_a_commit_that_fails_is_tried_again_if_that_helps(
     def act():
         if meanwhile in ("deleted", "made anew"):
             shutil.rmtree(place.root)
+        if meanwhile == "damaged":
+            Path(place.root, "_delta_log", f"{1:020}.json").write_text("{")
         if meanwhile == "made anew":
             Ledger(place.root).create(SPARK)
         versions = {"committed": 7, "another has committed": 8, "an earlier one": 6}

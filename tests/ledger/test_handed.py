@@ -232,6 +232,7 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(absent_store,
             rows = run(options, hands_over=True).handed
         assert rows is not None and len(cluster.messages("t")) == 20
         assert caplog.text.count("is on no record") == 1
+        assert "cannot read and write" not in caplog.text, "the cause says enough"
         for refused, more in [
             (options, {}),
             (options.with_(ledgerVia="spool"), {"hands_over": True}),
@@ -267,7 +268,10 @@ def test_where_an_attempts_rows_go(tmp_path, monkeypatch):
         assert type(ways) is kind and (ways.finish() is not None) == (kind is RowsInMemory)
         assert ways.keeps_failed == (kind is SpoolWriter)
         ways.abort()
-    assert (len(rows), len(kept(resolve_path(tmp_path)))) == (1, 2)
+    failed = SpoolWriter(str(tmp_path), ctx)
+    failed.append(sends(ctx))
+    failed.abort()
+    assert (len(rows), len(kept(resolve_path(tmp_path)))) == (1, 3)
 
 
 @pytest.mark.parametrize("via", ["auto", "spark", "spool"])

@@ -52,12 +52,13 @@ def acked(spark, ledger):
 def test_what_a_catalog_says(monkeypatch, is_there, makes, location, format_, answer):
     made, spark = list[str](), MagicMock()
     monkeypatch.setattr(named, "ensure_table", lambda spark, place: made.append(place.uri))
+    monkeypatch.setattr(named, "active_session", lambda: spark)
     spark.catalog.tableExists.return_value = is_there
     detail = {"format": format_, "location": "file:/l"}
     spark.sql.return_value.select.return_value.head.return_value = detail
     spark.sql.return_value.collect.return_value = [("Catalog", "c"), ("Location", location)]
     if answer == "file:/l":
-        assert named.located("c.s.t", spark, makes=makes) == answer
+        assert named.located("c.s.t", None, makes=makes) == answer
     else:
         with refusal("c.s.t", answer):
             named.located("c.s.t", spark, makes=makes)
