@@ -214,39 +214,29 @@ def test_accounts_of_a_write_are_those_of_its_run(place, monkeypatch):
 @pytest.mark.parametrize(("last", "is_held"), [(None, False), (6, False), (7, True), (8, True)])
 @pytest.mark.parametrize("token", [None, "token"])
 def test_an_append_by_sparks_delta(place, monkeypatch, last, is_held, token):
-    asked, frame = [], MagicMock()
+    parts, frame = MagicMock(), MagicMock()
     answers = {
-        "open_for_commits": None, "last_txn_version": last, "table_version": 9,
+        "open_for_commits": None, "is_table": True, "last_txn_version": last, "table_version": 9,
         "warn_if_shared": None, "rows_of_commit": ROWS, "executors_token": token,
         "spark_frame": frame,
     }  # fmt: skip
-
-    def answer(name, *arguments):
-        asked.append((name, *arguments))
-        return answers[name]
-
-    for name in answers:
-        monkeypatch.setattr(appender, name, partial(answer, name))
-    client = SimpleNamespace()
-    monkeypatch.setattr(appender, "is_table", lambda *_: True)
-    assert not begin_append(client, place, "q", 7)._is_held
-    assert not begin_append(SPARK, place)._is_held
-    assert [name for name, *_ in asked[:2]] == ["open_for_commits", "table_version"]
+    for name, answer in answers.items():
+        getattr(parts, name).return_value = answer
+        monkeypatch.setattr(appender, name, getattr(parts, name))
+    assert not begin_append(SimpleNamespace(), place, "q", 7)._is_held
+    assert not parts.warn_if_shared.called and not begin_append(SPARK, place)._is_held
     append = begin_append(SPARK, place, "q", 7, "mine")
     assert (append._is_held, append.sequence, append.merges) == (is_held, 10 << 32, False)
-    for call in (("last_txn_version", SPARK, place, "q"), ("warn_if_shared", SPARK, place)):
-        assert call in asked
+    parts.last_txn_version.assert_called_once_with(SPARK, place, "q")
+    parts.warn_if_shared.assert_called_with(SPARK, place)
     append.save_rows([sends(context(), 2), sends(context(), 1)])
     assert append.rows == (None if is_held else ROWS)
-    rows = [arguments for name, *arguments in asked if name == "spark_frame"]
-    assert [table.num_rows for _, table in rows] == [ROWS] * (not is_held)
-    made = frame.coalesce.return_value
-    if token:
-        made = made.mapInArrow.return_value
-    assert made.write.format.called != is_held
+    made = frame.coalesce.return_value.mapInArrow if token else frame.coalesce
+    assert made.return_value.write.format.called != is_held
     if not is_held:
+        assert parts.spark_frame.call_args.args[1].num_rows == ROWS
         frame.coalesce.assert_called_once_with(1)
-        assert asked[-1] == ("rows_of_commit", SPARK, place, "mine", 9)
+        parts.rows_of_commit.assert_called_once_with(SPARK, place, "mine", 9)
 
 
 @pytest.mark.spark
@@ -372,9 +362,8 @@ def test_a_store_is_asked_for_the_log_of_a_table_once(monkeypatch, kind, looks):
     monkeypatch.setattr(delta_rs, "_seen", set())
     monkeypatch.setattr(LedgerPath, "filesystem", lambda _: SimpleNamespace(get_file_info=info))
     monkeypatch.setattr("deltalake.DeltaTable", tables)
-    tables.return_value.protocol.return_value = SimpleNamespace(
-        min_reader_version=1, min_writer_version=2
-    )
+    protocol = tables.return_value.protocol.return_value
+    protocol.min_reader_version, protocol.min_writer_version = 1, 2
     for _ in range(2):
         assert (delta_rs.open_table(place) is not None) == (looks == 1)
     assert info.call_count == looks

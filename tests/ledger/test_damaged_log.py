@@ -148,36 +148,29 @@ def test_nothing_is_sent_with_a_damaged_log(
     assert sink.write(frame).acked == len(cluster.messages("t")) == 10
 
 
-@pytest.mark.parametrize("is_anew", [False, True])
-def test_a_commit_goes_on_from_a_checkpoint(whole, tmp_path, is_anew):
-    """Another driver may have cleaned up the commits that this one has read, or made a table."""
-    place = resolve_path(shutil.copytree(whole, tmp_path / "ledger"))
-    table, files = delta_rs.open_table(place), write_data_files(place, [sends(context(), 1)])
-    if is_anew:
-        shutil.rmtree(tmp_path / "ledger" / LOG_FOLDER)
-    store(place.root, [sends(context(epoch=COMMITS), 1)])
-    if is_anew:
-        with values.refusal(place.uri, "its log is gone"):
-            delta_rs.commit(place, table, files, "query", COMMITS)
-        return
-    DeltaTable(place.root).create_checkpoint()
-    for version in range(COMMITS + 1):
-        (tmp_path / "ledger" / LOG_FOLDER / f"{version:020}.json").unlink()
-    delta_rs.commit(place, table, files, "query", COMMITS)
-    assert DeltaTable(place.root).to_pyarrow_table().num_rows == COMMITS + 2
-
-
-def test_no_commit_begins_the_log_of_a_deleted_ledger(whole, tmp_path):
-    """Refuse a commit to a folder that a fold has made again: the log's other commits are gone."""
+@pytest.mark.parametrize("moment", ["cleaned up", "made anew", "deleted"])
+def test_no_commit_begins_the_log_of_another_table(whole, tmp_path, moment):
+    """Another driver may have cleaned up the commits that this one has read, or made a table. A
+    fold may have made the folder again: the log's other commits are gone."""
     ledger = shutil.copytree(whole, tmp_path / "ledger")
-    place = resolve_path(ledger)
+    log, place = ledger / LOG_FOLDER, resolve_path(ledger)
     table = delta_rs.open_table(place)
-    shutil.rmtree(ledger)
-    (ledger / LOG_FOLDER).mkdir(parents=True)
-    files = write_data_files(place, [sends(context(), 1)])
-    with pytest.raises(LedgerError, match="was the folder deleted"):
+    if moment == "cleaned up":
+        store(ledger, [sends(context(epoch=COMMITS), 1)])
+        DeltaTable(ledger).create_checkpoint()
+        for version in range(COMMITS + 1):
+            (log / f"{version:020}.json").unlink()
+    else:
+        shutil.rmtree(ledger)
+        if moment == "made anew":
+            store(ledger, [sends(context(), 1)])
+        log.mkdir(parents=True, exist_ok=True)
+    before, files = {*log.iterdir()}, write_data_files(place, [sends(context(), 1)])
+    refused = values.refusal(place.uri, "its log is gone; was the folder deleted")
+    with nullcontext() if moment == "cleaned up" else refused:
         delta_rs.commit(place, table, files, "query", COMMITS)
-    assert not list((ledger / LOG_FOLDER).iterdir())
+        assert DeltaTable(ledger).to_pyarrow_table().num_rows == COMMITS + 2
+    assert len({*log.iterdir()} - before) == (moment == "cleaned up")
 
 
 @pytest.mark.spark

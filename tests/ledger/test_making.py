@@ -34,6 +34,7 @@ from .values import context, refusal, sends, session
 
 SPARK = session()
 """A session whose tables delta-rs makes."""
+FIRST = f"{0:020}.json"
 ROUNDS = 3
 WRITERS = 4
 
@@ -120,17 +121,16 @@ def test_of_tables_that_are_made_at_once_one_is_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "has_log", "says"),
-    [(None, True, ""), (OSError("no"), True, ""), (OSError("no"), False, "commit to it: no")],
+    ("error", "name", "says"),
+    [(None, FIRST, ""), (OSError("no"), FIRST, ""), (OSError("no"), "x", "commit to it: no")],
 )
-def test_a_try_of_a_commit_leaves_nothing(tmp_path, monkeypatch, error, has_log, says):
+def test_a_try_of_a_commit_leaves_nothing(tmp_path, monkeypatch, error, name, says):
     """If the answer to a commit is lost, its repetition is refused, and the log is there."""
     place = resolve_path(tmp_path)
 
     def create(place, folder):
         (tmp_path / folder / "_delta_log").mkdir(parents=True)
-        if has_log:
-            (tmp_path / folder / "_delta_log" / f"{0:020}.json").touch()
+        (tmp_path / folder / "_delta_log" / name).touch()
         return error
 
     monkeypatch.setattr(delta_rs, "create_first_commit", create)
@@ -178,7 +178,7 @@ def test_how_sparks_delta_makes_a_table(
     """Spark's Delta sets the version by a second commit, which may conflict with others."""
     place, pauses_s = resolve_path(tmp_path / "a`b"), []
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=pauses_s.append))
-    driver, remaining = session(), [*refusals]
+    driver = session()
     driver.createDataFrame, driver.read, driver.sql = MagicMock(), MagicMock(), MagicMock()
     driver.read.format.return_value.load.return_value.columns = LEDGER_SCHEMA.names
 
@@ -189,13 +189,9 @@ def test_how_sparks_delta_makes_a_table(
         if error:
             raise error
 
-    def alter(text):
-        if remaining:
-            raise remaining.pop()
-
     writer = driver.createDataFrame.return_value.write.format("delta").mode("append")
     writer.options(**PROPERTIES).partitionBy("kind").save = save
-    driver.sql.side_effect = alter
+    driver.sql.side_effect = [*refusals, None]
     with pytest.raises((LedgerError, RuntimeError), match=says) if says else nullcontext():
         assert Ledger(place.root).create(driver) == str(DeltaTable(place.root).metadata().id)
     writer.options.return_value.partitionBy.assert_called_with("kind")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -221,12 +222,10 @@ def test_another_delta_table_is_refused_before_a_file_is_written_there(
 ):
     DeltaTable.create(tmp_path, schema, configuration=configuration, raise_if_key_not_exists=False)
     before = sorted(tmp_path.rglob("*"))
-    if is_ours:
-        assert ledger_token(resolve_path(tmp_path), spools=True).name
-        return
-    with refusal(f"file:{tmp_path}", "is not a ledger of rocket-sink"):
+    refused = refusal(f"file:{tmp_path}", "is not a ledger of rocket-sink")
+    with nullcontext() if is_ours else refused:
         ledger_token(resolve_path(tmp_path), spools=True)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert (sorted(tmp_path.rglob("*")) != before) == is_ours
 
 
 @pytest.mark.parametrize(
@@ -334,18 +333,15 @@ def test_the_first_start_is_refused(tmp_path, monkeypatch, number):
     [
         (["", "/data", "/else"], "the file system ext at {}/data: it has no"),
         ([], "on this file system: it has no"),
-        (OSError(), "on this file system: it has no"),
+        (None, "on this file system: it has no"),
     ],
 )
 def test_the_file_system_is_that_of_the_nearest_mount(tmp_path, monkeypatch, mounts, words):
-    def disks(*, all):
-        if isinstance(mounts, OSError):
-            raise mounts
-        return [SimpleNamespace(fstype="ext", mountpoint=f"{tmp_path}{name}") for name in mounts]
-
+    disks = [SimpleNamespace(fstype="ext", mountpoint=f"{tmp_path}{name}") for name in mounts or ()]
+    answers = [OSError() if mounts is None else disks]
     (tmp_path / "data").mkdir()
     refuse_links(monkeypatch, errno.EPERM)
-    monkeypatch.setattr("psutil.disk_partitions", disks)
+    monkeypatch.setattr("psutil.disk_partitions", MagicMock(side_effect=answers))
     place = resolve_path(tmp_path / "data" / "ledger")
     with pytest.raises(LedgerError, match=words.format(tmp_path)):
         ledger_token(place, spools=True)
