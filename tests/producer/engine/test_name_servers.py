@@ -1,18 +1,28 @@
 """Name servers that know different things: one has restarted, or has another cluster."""
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from rocket_sink.commands.check import look
-from rocket_sink.errors import NoRouteError, Outcome, RequestTimeoutError
+from rocket_sink.errors import (
+    NameServerUnavailableError,
+    NoRouteError,
+    Outcome,
+    RequestTimeoutError,
+    TlsRefusedError,
+)
+from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.engine.routes import PROXY_HINT, NameServers
+from rocket_sink.producer.engine.routes import PROXY_HINT, NameServers, Routes
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import get_route
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
 from tests.clusters import scripted_cluster
 from tests.producer.conftest import drive_until, request, send
 
@@ -191,3 +201,95 @@ def test_check_names_the_server_that_disagrees(cluster, other):
     other.forget_brokers()
     (_, (state, text)) = states(own[0], other.name_server)
     assert state == "fail" and "knows no broker" in text
+
+
+# --- the routes of one engine ------------------------------------------------------------------
+
+
+class _Servers:
+    """Name servers whose answers a test gives; the route is that of four queues of a."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, frame, done, now_s, **more):
+        self.asked.append((frame, done, more["of_all"]))
+
+    def route(self, body):
+        return decode_route(body)
+
+    def end(self, now_s, error=None, code=0):
+        """Answer the only question, or let it fail."""
+        [(_, done, _)], self.asked = self.asked, []
+        route = TopicRoute((QueueData("a", 4, 4),), (BrokerData("c", "a", {0: "a:1"}),))
+        answers = {"h:1": Frame(code, body=encode_route(route))}
+        done({} if error else answers, error, now_s)
+
+
+def _routes(shared):
+    servers, events = _Servers(), set()
+    options = SinkOptions.parse(nameServer="h:1", pollNameServerInterval="100s")
+    return servers, events, Routes(options, servers, shared, events)
+
+
+def test_the_times_of_look_ups():
+    servers, events, routes = _routes(shared := SharedBrokerState.in_process())
+    down = NameServerUnavailableError("down")
+    assert routes.get("t", 100.0) is None and routes.fetching("t") and not routes.addresses()
+    routes.refresh("t", 102.0)
+    servers.end(100.5)
+    assert (events, routes.look_ups, routes.addresses()) == ({"t"}, 1, {"a": "a:1"})
+    assert routes.get("t", 200.4) is routes.peek("t") and not servers.asked
+    routes.get("t", 200.5)
+    servers.end(201.0, down)
+    assert routes.get("t", 201.9) and not servers.asked and routes.error("t") is down
+    assert routes.get("t", 202.0)
+    servers.end(202.0)
+    assert routes.error("t") is None and not routes.fetching("t")
+    routes.refresh("t", 202.5)
+    routes.start_planned(202.9)
+    assert routes.wait_s(5.0, 202.5) == 0.5 and routes.wait_s(0.1, 202.5) == 0.1
+    assert not servers.asked and routes.fetching("t")
+    routes.start_planned(203.0)
+    assert routes.wait_s(5.0, 203.0) == 5.0
+    servers.end(203.25)
+    assert (routes.topics_in_use(403.25), routes.topics_in_use(403.5)) == ({"a": "t"}, {})
+    routes.refresh_old(302.9)
+    assert not servers.asked
+    routes.refresh_old(303.0)
+    servers.end(303.0, TlsRefusedError("no"))
+    assert not routes.is_unresolvable("t"), "a known route stays"
+    for now_s, is_taken in ((203.0, False), (303.0, True), (303.25, False)):
+        servers, _, routes = _routes(shared)
+        assert bool(routes.get("t", now_s)) is is_taken is not bool(servers.asked)
+    servers.end(304.0, down)
+    assert routes.get("t", 304.0) and routes.error("t") is None, "an old route is better than none"
+    routes.get("u", 304.0)
+    servers.end(304.0, TlsRefusedError("no"))
+    routes.refresh("u", 304.5)
+    assert routes.is_unresolvable("u") and not routes.fetching("u") and not servers.asked
+    with pytest.raises(TlsRefusedError):
+        routes.check_resolvable("u")
+
+
+def test_the_server_that_answered_last_is_asked_first_unless_it_is_silent():
+    client, ends, silences = _Silent(), [], {}
+    client.peek = lambda address: silences.get(address)
+    servers = NameServers(SinkOptions.parse(nameServer="a:1;b:1;c:1"), client, _InOrder(), 30.0)
+
+    def first(*codes, **more):
+        client.calls.clear()
+        servers.ask(get_route("t"), lambda *end: ends.append(end), 100.0, **more)
+        for code in codes:
+            client.answer(Frame(code, flag=1))
+        client.run()
+        return client.calls[0][0], [*ends[-1][0]]
+
+    assert first(17, 0, 17) == ("a:1", ["b:1"]) and len(ends) == 1
+    assert first(17, 17, 17, of_all=True) == ("b:1", ["b:1", "a:1", "c:1"])
+    for silence_s, address in ((HEARD_RECENTLY_S, "b:1"), (HEARD_RECENTLY_S + 0.1, "a:1")):
+        silences["b:1"] = SimpleNamespace(silent_s=lambda now_s, age_s=silence_s: age_s)
+        assert first() == (address, [])
+    assert "cluster up" not in str(ends[-1][1])
+    servers = NameServers(SinkOptions.parse(nameServer="127.0.0.1:1"), client, _InOrder(), 30.0)
+    assert first() == ("127.0.0.1:1", []) and "rocket-sink cluster up" in str(ends[-1][1])

@@ -183,7 +183,7 @@ def test_a_failure(error, more, delay_s, rank, refreshes, drains, avoids):
     )
     [record] = following.history.records
     assert (record.outcome, record.error_code) == (error.outcome, error.code)
-    assert record.remark == getattr(error, "remark", None) or error.text
+    assert record.remark == (getattr(error, "remark", None) or error.text)
     events = [(event.broker_name, event.cause) for event in world.brokers.faults.events]
     assert events == [("a", error.code)] * bool(rank)
     item = world.brokers.faults.store.get("a")
@@ -223,6 +223,10 @@ def test_brokers_behind_one_address_are_no_alternatives():
     attempt.ensure_history().earlier.append(errors.ConnectError)
     step = World().handler.handle_failure(attempt, errors.ConnectError("refused"))
     assert step.due_s > NOW_S + 1.0, "the other one has refused before"
+    attempt = World().attempt()
+    attempt.deadline_s = attempt.ended_s + 0.0625
+    step = World().handler.handle_failure(attempt, BUSY_ERROR.copy())
+    assert step.due_s == NOW_S + 1.03125, "half of the remaining time"
 
 
 def test_a_broker_that_was_heard_meanwhile_is_reachable_and_a_draining_connection_is_left():
@@ -272,6 +276,7 @@ def test_a_request_that_ends_has_the_facts_of_its_end(error, more, attributes, f
         (error.topic, error.attempts) == ("t", 1) == (error.facts["topic"], error.facts["attempts"])
     )
     assert len(completion.attempts) == 1 and not completion.maybe_duplicate
+    assert completion.error.__cause__ is None
     assert world.handler.fatal is fatal
     assert world.reread == [(NOW_S + 0.25, NOW_S + 1.0)] * (error.code == AUTHENTICATION.code)
 
