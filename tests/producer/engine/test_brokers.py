@@ -33,16 +33,6 @@ def homes(brokers, info, now_s=NOW_S, count=30, **more):
 INFO = info_of({"a": 4, "b": 4, "c": 4})
 
 
-def test_c36_the_reachable_one_is_picked_while_none_is_available():
-    brokers = make()
-    assert homes(brokers, INFO) == set("abc")
-    for name in "abc":
-        isolate(brokers, name, NOW_S, reachable=name == "b")
-    assert homes(brokers, INFO) == {"b"}
-    isolate(brokers, "b", NOW_S, reachable=False)
-    assert homes(brokers, INFO, NOW_S + VIEW_S) == set("abc")
-
-
 def test_an_isolation_counts_for_the_next_request():
     """A late answer isolates, too: otherwise a window of requests would go there at once."""
     brokers = make()

@@ -1,7 +1,6 @@
 """The brokers of the known route are gone: moved, away for a while, or replaced."""
 
 import contextlib
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,15 +105,6 @@ def test_a_name_server_that_was_started_anew_takes_no_route_away(cluster, make_e
         time.sleep(0.02)
     cluster.register()
     assert send(engine).outcome is Outcome.ACKED
-
-
-def test_a_new_sender_waits_for_brokers_to_register(cluster, make_engine):
-    cluster.forget_brokers()
-    engine = make_engine(sendMsgTimeout=30_000)
-    timer = threading.Timer(1.5, cluster.register)
-    timer.start()
-    assert send(engine).outcome is Outcome.ACKED
-    timer.join()
 
 
 def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(make_engine):

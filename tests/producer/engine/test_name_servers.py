@@ -88,15 +88,6 @@ def test_a_server_that_refuses_the_question_is_named_with_its_answer(code, reaso
     assert ends[0][1].reasons == {"a:1": reason}
 
 
-def test_all_other_servers_are_asked_at_once_after_one_that_does_not_know_the_topic():
-    client = _Silent()
-    options = SinkOptions.parse(nameServer="a:1;b:1;c:1")
-    servers = NameServers(options, client, _InOrder(), 30.0)
-    servers.ask(get_route("t"), lambda *_: None, 100.0)
-    client.answer(Frame(17, flag=1))
-    assert [address for address, _ in client.calls] == ["a:1", "b:1", "c:1"]
-
-
 other = scripted_cluster()
 """Another cluster, whose brokers have the same names and make topics on the fly."""
 
@@ -286,6 +277,7 @@ def test_the_server_that_answered_last_is_asked_first_unless_it_is_silent():
         return client.calls[0][0], [*ends[-1][0]]
 
     assert first(17, 0, 17) == ("a:1", ["b:1"]) and len(ends) == 1
+    assert len(client.calls) == 3, "all others are asked at once after one without the topic"
     assert first(17, 17, 17, of_all=True) == ("b:1", ["b:1", "a:1", "c:1"])
     for silence_s, address in ((HEARD_RECENTLY_S, "b:1"), (HEARD_RECENTLY_S + 0.1, "a:1")):
         silences["b:1"] = SimpleNamespace(silent_s=lambda now_s, age_s=silence_s: age_s)

@@ -1,6 +1,7 @@
 """The five outcomes, and the next attempt after each error."""
 
 import pickle
+import time
 from dataclasses import replace
 
 import pytest
@@ -86,11 +87,14 @@ def test_retry_goes_elsewhere_with_that_brokers_header(cluster, engine):
     cluster.create_topic("orders", 8, brokers=["broker-a"])
     cluster.create_topic("orders", 1, brokers=["broker-b"])
     cluster.broker("broker-a").on_send(Answer(14, "not available"), times=None)
+    began_ms = time.time_ns() // 1_000_000
     for number in range(10):
         completion = send(engine, number)
         assert completion.outcome is Outcome.ACKED
         assert completion.result.queue == MessageQueue("orders", "broker-b", 0)
-    assert len(cluster.broker("broker-b").store.messages("orders")) == 10
+    messages = cluster.broker("broker-b").store.messages("orders")
+    assert len(messages) == 10 and messages[-1].born_ms == completion.attempts[-1].started_ms
+    assert began_ms <= messages[0].born_ms <= messages[-1].born_ms <= time.time() * 1000
 
 
 def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):

@@ -223,6 +223,9 @@ def test_an_unreachable_broker_is_probed(end, after_s, verdicts):
     notes = []
     world.faults.note_probe = lambda *probe, alive: notes.append((*probe, alive))
     assert world.run(NOW_S) == [], "its first probe is due later"
+    world.faults.enabled = False
+    assert world.run(NOW_S + 9.0) == [], "nothing is probed without a fault table"
+    world.faults.enabled = True
     now_s = NOW_S + 10.0
     world.beats.run(now_s)
     [probe] = world.client.take()
@@ -246,13 +249,6 @@ def test_an_unreachable_broker_is_probed(end, after_s, verdicts):
         [again] = world.client.take()
         again.end(LATE, now_s + 12.0)
         assert [alive for *_, alive in notes] == [False, True, False]
-
-
-def test_nothing_is_probed_without_a_fault_table():
-    world = World()
-    world.faults.update("a", 1.0, NOW_S, rank=FAILING, reachable=False, cause="CONNECT")
-    world.faults.enabled = False
-    assert world.run(NOW_S + 60.0) == []
 
 
 # --- questions ---------------------------------------------------------------------------------

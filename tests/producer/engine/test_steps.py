@@ -17,10 +17,12 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     Wait,
+    buffers_of,
 )
 from rocket_sink.producer.engine.brokers import Broker, Brokers, Proxy, SendTarget
 from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits, Window, rate_limited_options
 from rocket_sink.producer.engine.request_flow import RequestFlow
 from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
@@ -537,6 +539,62 @@ def test_a_broker_that_is_too_old_is_named(least, version, advice, monkeypatch):
         dispatcher(world, **parts).send(attempt, NOW_S)
     facts = caught.value.facts
     assert (facts["topic"], facts["broker_name"], facts["broker_address"]) == ("t", "a", "a:1")
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "parts"),
+    [
+        (b"x" * 1700, {}, 1), (b"x" * 2000, {}, 2), (memoryview(b"x"), {}, 2),
+        ([b"x", b"y"], {"batch": True}, 3), (b"x", {"oneway": True}, 1),
+    ],
+)  # fmt: skip
+def test_what_an_attempt_writes(body, more, parts):
+    world, calls = World(), []
+    info = info_of({"a": 4}, "t")
+    connection = SimpleNamespace(open_request=lambda **request: calls.append(request) or 7)
+    channel = SimpleNamespace(connection=connection)
+    client = SimpleNamespace(
+        channel=lambda *_: channel, send=lambda *args: calls.append(args), rpc_hooks=None
+    )
+    sender = dispatcher(
+        world, client=client, routes=SimpleNamespace(get=lambda topic, now_s: info),
+        headers=HeaderTemplates(world.options, "group"),
+    )  # fmt: skip
+    attempt = world.attempt(is_in_flight=False, queue=QUEUE, **more)
+    attempt.body, attempt.body_bytes = buffers_of(body)
+    assert sender.send(attempt, NOW_S) is None
+    request, (*place, buffers, size, now_s) = calls
+    deadline_s, latest_s = sender._deadlines(attempt, NOW_S)
+    assert request == {
+        "token": attempt, "deadline_s": deadline_s, "latest_s": latest_s,
+        "oneway": "oneway" in more,
+    }  # fmt: skip
+    assert (place, len(buffers), now_s) == ([channel, attempt], parts, NOW_S)
+    assert sum(map(len, buffers)) == size == attempt.wire_bytes
+    assert int.from_bytes(bytes(buffers[0][:4]), "big") == size - 4
+    assert (attempt.channel, attempt.handed_s) == (channel, NOW_S)
+    assert attempt.broker is world.brokers.of("a") and attempt.broker.in_flight == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "times_s", "is_strict"),
+    [
+        ({}, (0.0, 4.0), False), ({"ordered": True}, (0.0, 7.0), True),
+        ({"timeout_s": 9.0}, (0.0, 9.0), False), ({"since_s": NOW_S - 1}, (-1.0, 3.0), False),
+        ({"ordered": True, "timeout_s": 2.0}, (0.0, 2.0), True),
+        ({"ordered": True, "choose": lambda *_: None}, (0.0, 7.0), False),
+    ],
+)  # fmt: skip
+def test_the_times_of_a_new_request(more, times_s, is_strict):
+    options = SinkOptions.parse(nameServer="h:1", sendMsgTimeout="4s", orderWaitMs="7s")
+    engine, sent = SendEngine(options, clock=lambda: NOW_S), []
+    engine.flow.send = lambda attempt, now_s: sent.append((attempt, now_s))
+    assert engine.try_submit(SendRequest("t", b"body", **more))
+    [(attempt, now_s)] = sent
+    assert (attempt.ready_s - NOW_S, attempt.deadline_s - NOW_S, now_s) == (*times_s, NOW_S)
+    assert (attempt.strict, attempt.body_bytes) == (is_strict, 4)
+    assert engine.longest_s == max(4.0, times_s[1] if "since_s" not in more else 0.0)
+    engine.abandon()
 
 
 GONE = errors.NoRouteError("gone")

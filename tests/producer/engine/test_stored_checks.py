@@ -6,7 +6,6 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine import stored_check
 from rocket_sink.testing import Answer, CloseConnection, Drop
-from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request, send
 
 QUICK = {
@@ -70,18 +69,3 @@ def test_a_broker_that_answers_others_is_asked(cluster, make_engine, monkeypatch
     assert {(e.outcome, e.maybe_duplicate) for e in completions} == {(Outcome.ACKED, False)}
     assert {each.token: each.found_stored for each in completions} == {1: stores, 2: False}
     assert bodies(cluster) == [b"body-1", b"body-2"]
-
-
-def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engine, monkeypatch):
-    """The request may wait in the broker; `storedCheckTimeout` ends this wait."""
-    monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.0)
-    broker = cluster.brokers[0]
-    queue = MessageQueue("orders", broker.name, 1)
-    engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
-    send(engine, 1, queue=queue)
-    broker.on_send(Drop(stores=False), times=1)
-    engine.submit(request(2, verify_ids=("ID2",), queue=queue))
-    # The broker lives.
-    while engine.pending and len(cluster.requests(RequestCode.HEART_BEAT)) < 4:
-        engine.drive()
-    assert engine.pending == 1 and not engine.stored_checks.open
