@@ -30,8 +30,10 @@ def elsewhere(path):
     return SharedBrokerState(MappedFile(file, file.stat().st_size))
 
 
-def mappings(path):
-    return Path("/proc/self/maps").read_text().count(str(path))
+def open_files(path):
+    """Return the number of mappings and descriptors that this process has of the folder's files."""
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return Path("/proc/self/maps").read_text().count(str(path)), str(links).count(str(path))
 
 
 def test_what_one_store_learns_another_sees(tmp_path):
@@ -47,6 +49,8 @@ def test_what_one_store_learns_another_sees(tmp_path):
     first.put_route("orders", bytes(70_000), 18.0)
     assert second.route("orders") == (b"{}" * 100, 17.25), "too long: not shared, nothing broken"
     assert second.route("other") is None
+    for now_s, is_new in ((47.25, True), (77.0, False), (47.0, True), (77.0, True)):
+        assert second.note_new_topic("orders", now_s, 30.0) is is_new
     name = f"{'b' * 127}\n{'t' * 255}"
     first.put_absence(name, 940.5, 1000.25)
     assert second.absence(name) == (940.5, 1000.25) and second.absence("other") is None
@@ -58,13 +62,17 @@ def test_what_one_store_learns_another_sees(tmp_path):
 def test_a_process_maps_a_store_once(tmp_path):
     """A worker that serves many queries has an engine for each."""
     stores = [open_in(tmp_path) for _ in range(5)]
-    assert mappings(tmp_path) == 1
+    assert open_files(tmp_path) == (1, 2), "the mapping has a descriptor of its own"
     for store in stores[1:]:
         store.close()
     stores[0]["a"] = FaultItem("a")
     assert stores[0].get("a") == FaultItem("a")
-    stores[0].close()
-    assert mappings(tmp_path) == 0
+    for _ in range(2):
+        stores[0].close()
+        assert stores[0].get("a") is None
+    with pytest.raises(ValueError, match="empty"):
+        MappedFile(tmp_path / "empty", 0)
+    assert open_files(tmp_path) == (0, 0)
 
 
 def test_a_store_that_closes_releases_no_other_lock(tmp_path):
@@ -72,11 +80,13 @@ def test_a_store_that_closes_releases_no_other_lock(tmp_path):
     first, second = open_in(tmp_path), open_in(tmp_path)
     assert first._file is not None and first._file.lock()
     second.close()
-    done = FORK.Process(target=lambda: os._exit(int(elsewhere(tmp_path)._file.lock())))
-    done.start()
-    done.join()
-    first._file.unlock()
-    assert done.exitcode == 0, "the other process got the lock"
+    for is_free in (False, True):
+        done = FORK.Process(target=lambda: os._exit(int(elsewhere(tmp_path)._file.lock())))
+        done.start()
+        done.join()
+        assert done.exitcode == is_free, "whether the other process got the lock"
+        if not is_free:
+            first._file.unlock()
 
 
 def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
@@ -90,7 +100,10 @@ def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
 
 
 def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
+    (tmp_path / "t").write_bytes(bytes(100))
+    (tmp_path / "t").chmod(0o600)
     file = MappedFile(tmp_path / "t", 4 * 64)
+    assert (tmp_path / "t").stat().st_size == 4 * 64
     table = MappedTable(file, 0, 4, 64)
     keys = [f"key-{number}" for number in range(40)]
     for key in keys:
@@ -163,18 +176,25 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
     for name, folder in folders.items():
         folder.mkdir()
         (folder / "it").touch()
-        if name != "young":
-            os.utime(folder, (0, 0))
+        changed_s = time.time() - (3500 if name == "young" else 3700)
+        os.utime(folder, (changed_s, changed_s))
     own = local_directory()
     assert own.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and own.is_dir()
+    assert local_directory() == own and own.stat().st_mode & 0o777 == 0o700
     kept = {name for name, folder in folders.items() if folder.exists()}
     assert kept == {"alive", "young", "other", "stranger"}
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="another user"):
+        local_directory()
 
 
 def test_in_process_when_the_directory_cannot_be_written():
     store = open_in("/proc/nowhere")
     store["a"] = FaultItem("a")
     assert store.get("a") == FaultItem("a")
+    store.pop("a")
+    assert store.get("a") is None and store.values() == []
     store.put_route("t", b"x", 1.0)
     assert store.route("t") == (b"x", 1.0)
 
@@ -185,6 +205,7 @@ def test_the_executors_directory_is_used(tmp_path, monkeypatch):
     SharedBrokerState.open(OPTIONS)
     (found,) = tmp_path.iterdir()
     assert found.stat().st_mode & 0o077 == 0
+    assert found.stat().st_size == 512 * 512 + 32 * 65_536 + 128 * 512
     assert found.stat().st_blocks * 512 >= found.stat().st_size, "a hole is a SIGBUS on a full disk"
 
 
