@@ -4,6 +4,8 @@ import pytest
 
 from rocket_sink.errors import AuthenticationError, OptionError, Outcome
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
 from rocket_sink.wire.acl import Credentials
@@ -70,6 +72,20 @@ def test_all_that_were_signed_with_the_old_ones_go_again(
     cluster.brokers[0].thaw()
     assert {type(future.exception(10)) for future in futures} == {end}
     assert vault.asked in asked and sorted(users(cluster)) == tried + ["old"] * 8
+
+
+def test_credentials_are_read_once_after_a_refusal(caplog):
+    first, second = Credentials("old-user", "old-secret"), Credentials("new-user", "new-secret")
+    vault = Vault(first, second, second, RuntimeError("sealed"))
+    headers = HeaderTemplates(SinkOptions(name_server="h:1"), "g", vault)
+    old = headers.template("t", batch=False)
+    for signed_s, has_changed, asked in (
+        (10.0, True, 2), (11.0, True, 2), (11.5, False, 3), (11.5, False, 3), (12.75, False, 4),
+    ):  # fmt: skip
+        assert headers.reread(signed_s, signed_s + 1.0) is has_changed and vault.asked == asked
+    assert headers.template("t", batch=False) is not old and "sealed" in caplog.text
+    hidden = headers.hide("old-user old-secret new-user new-secret")
+    assert not {"old", "new"} & set(hidden.replace("-", " ").split())
 
 
 def test_the_end_of_a_transaction_goes_again_too(cluster, make_producer):

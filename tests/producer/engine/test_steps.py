@@ -494,6 +494,7 @@ def test_the_share_of_an_attempt():
     assert sender._deadlines(first, NOW_S) == (NOW_S + 0.75, NOW_S + 3.0)
     checked = world.attempt(verify_ids=("ID",))
     assert sender._deadlines(checked, NOW_S)[0] == NOW_S + world.limits.stored_check_s
+    assert World(sendMsgMaxTimeoutPerRequest=0).limits.attempt_cap_s is None
     capped = World(sendMsgMaxTimeoutPerRequest=600)
     assert dispatcher(capped)._deadlines(first, NOW_S) == (NOW_S + 0.6, NOW_S + 0.6)
 
@@ -594,6 +595,23 @@ def test_the_times_of_a_new_request(more, times_s, is_strict):
     assert (attempt.ready_s - NOW_S, attempt.deadline_s - NOW_S, now_s) == (*times_s, NOW_S)
     assert (attempt.strict, attempt.body_bytes) == (is_strict, 4)
     assert engine.longest_s == max(4.0, times_s[1] if "since_s" not in more else 0.0)
+    engine.abandon()
+
+
+def test_how_long_an_engine_waits():
+    options = SinkOptions.parse(nameServer="h:1", maxMessagesPerSecond=10)
+    engine, attempt = SendEngine(options, clock=lambda: NOW_S), World().attempt()
+    engine.client.prepare = lambda longest_s: min(longest_s, 0.5)
+    engine.routes._planned["t"], engine._rates.due_s = NOW_S + 0.125, NOW_S - 1.0
+    assert (engine.prepare(5.0), engine.prepare(0.25)) == (0.5, 0.25), "nothing waits for a route"
+    engine.flow.waiting.add(attempt, Wait.ROUTE, NOW_S + 9.0)
+    assert engine.prepare(5.0) == 0.125
+    engine.flow.waiting.add(World().attempt(), Wait.DELAY, NOW_S + 0.0625)
+    assert engine.prepare(5.0) == 0.0625
+    engine._rates.due_s = NOW_S + 0.03125
+    assert engine.prepare(5.0) == 0.03125
+    engine.flow.ends.append((attempt, None, None, NOW_S))
+    assert engine.prepare(5.0) == 0.0
     engine.abandon()
 
 
