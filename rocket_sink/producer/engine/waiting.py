@@ -49,15 +49,14 @@ class OrderedQueues:
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request. Return the next request in line if it may go now."""
+        """Remove an ended request. Return the first request in line now; None if there is none."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
-        first = line[0] is attempt
         line.remove(attempt)
         if not line:
             del self._queues[attempt.turn]
             return None
-        return line[0] if first else None
+        return line[0]
 
 
 class WaitingRequests:
