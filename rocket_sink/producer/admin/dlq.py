@@ -7,9 +7,9 @@ After the last delivery attempt a broker moves the message to this topic, and ad
 A resent message has the client id and the content of its dead letter, and its counter
 `ROCKET_SINK_RESENDS` is one higher. If the origin topic contains such a message, the dead letter is
 not sent again. The id alone would not do: programs may give several messages one id, such as that
-of an order, and several of these may be equal. So tags and keys count, too, and each such message
-is the copy of one message: of the dead letters with one ORIGIN_MESSAGE_ID. A resent message that
-becomes a dead letter keeps the counter, so the counter also limits resends."""
+of an order, and several of these may be equal. So tags, keys and user properties count, too, and
+each such message is the copy of one message: of the dead letters with one ORIGIN_MESSAGE_ID. A
+resent message that becomes a dead letter keeps the counter, so the counter also limits resends."""
 
 from __future__ import annotations
 
@@ -247,7 +247,10 @@ class Resender:
 
 
 def _is_copy(message: Message, copy: StoredMessage) -> bool:
+    """Return whether `copy` has the content of `message`; it may have been resent more often."""
     own = copy.properties
+    if not message.properties.items() <= {**own, RESENDS: message.properties[RESENDS]}.items():
+        return False
     stored = copy.body, own.get(TAGS), split_keys(own), own.get(SHARDING_KEY)
     return stored == (message.body, message.tags, message.keys, message.sharding_key)
 

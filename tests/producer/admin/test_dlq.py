@@ -86,10 +86,10 @@ def test_the_origin_topic_may_be_named_either_way(cluster, topic):
 
 @pytest.fixture
 def run(cluster, admin):
-    def go(**more):
+    def go(message_id=None, **more):
         with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
             work = Resender(admin, producer.send, **more)
-            for letter in dlq.read(admin, DlqQuery(GROUP)):
+            for letter in dlq.read(admin, DlqQuery(GROUP, message_id=message_id)):
                 work.resend(letter)
         return work.report
 
@@ -166,6 +166,8 @@ def test_a_copy_is_that_of_one_message(cluster, run, more, resent):
     give_up(cluster, 1, **more)
     assert [run().resent for _ in range(2)] == [resent, 0]
     assert len(cluster.messages("orders")) == resent
+    give_up(cluster, 1, ORIGIN_MESSAGE_ID="LATER", color="blue")
+    assert run(message_id="LATER").resent == 1, "another event of the order"
 
 
 def test_what_failed_again_is_sent_again_until_it_is_enough(cluster, run):
