@@ -47,9 +47,11 @@ from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.net import log
 from rocket_sink.net.resolve import resolved
 from rocket_sink.options import SinkOptions
 
+_LOG: Final = log.logger(__name__)
 _STARTS: Final = "starts"
 _EPOCHS: Final = "epochs"
 _WRITES: Final = "writes"
@@ -353,11 +355,19 @@ def begin_write(place: LedgerPath, app_id: str, write: str, delivery: str) -> tu
 def end_write(place: LedgerPath, app_id: str, run: str) -> bool:
     """Remove the note of the write, because the ledger has the write's rows. Return False if
     another write of the `appId` has begun after this one, whose note it is now."""
-    with contextlib.suppress(OSError, LedgerError, ValueError):
-        store, name = NoteStore(place, _WRITES), folder_part(app_id)
+    name = folder_part(app_id)
+    try:
+        store = NoteStore(place, _WRITES)
         if (note := store.read(name)) is not None and note["run"] != run:
             return False
         store.remove(name)
+    except (OSError, LedgerError, ValueError, KeyError) as error:
+        _LOG.warning(
+            "the write of the appId %s is complete, but its note _notes/%s/%s.json in %s cannot be "
+            "removed: %s. Remove it before the next write, which would take itself for a "
+            "repetition, and with effectively once leave out rows that are equal to sent ones",
+            app_id, _WRITES, name, place, error,
+        )  # fmt: skip
     return True
 
 

@@ -5,6 +5,7 @@ import functools
 import itertools
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -27,7 +28,7 @@ from rocket_sink.ledger.epoch_starts import (
     note_refused_frame,
     unrecorded_epoch,
 )
-from rocket_sink.ledger.notes import now_ms
+from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
@@ -58,11 +59,14 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_none(tmp_path, place):
             begin(place, "unread", again, ONCE)
 
 
-def test_a_write_that_did_not_end_is_known(place):
+def test_a_write_that_did_not_end_is_known(place, caplog):
     previous = [begin_write(place, app, write, ONCE) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
     assert not end_write(place, "a", "1")  # It was slow: the second write has begun meanwhile.
     assert begin_write(place, "a", "5", ONCE) == ("1", True)
+    with patch.object(NoteStore, "remove", side_effect=OSError("read-only")):
+        assert end_write(place, "a", "5")
+    assert "Remove it before the next write" in caplog.text
     assert end_write(place, "a", "5")
     previous = [begin_write(place, app, write, ONCE) for app, write in ("a4", "b5")]
     assert previous == [("4", False), ("3", True)]
