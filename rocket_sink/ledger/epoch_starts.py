@@ -189,13 +189,13 @@ class EpochStarts:
     def check(self) -> None:
         """Check, before each request but at most once a second, that no later run has begun. If one
         has begun, raise CheckpointError, also at each later call: this attempt must send nothing
-        more. A later run that has ended has removed this attempt's note, too."""
+        more. A batch write that has ended has removed all notes, also those of its earlier runs."""
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
         own_run, notes = (self._generation, self._run), self._notes(NoteStore(self._place, _STARTS))
         runs = [note.run for note in notes if (note.generation, note.run) > own_run]
-        if runs or all(note.path != self._own for note in notes):
+        if runs or not notes:
             run = runs[0] if runs else "unknown, for it has ended"
             raise CheckpointError(
                 f"another driver (run {run}) has taken the query {self._ctx.query_id} over: two "
