@@ -300,7 +300,6 @@ class Routes:
     def start_planned(self, now_s: float) -> None:
         """Start the planned look-ups that are due."""
         for topic in [topic for topic, at_s in self._planned.items() if now_s >= at_s]:
-            del self._planned[topic]
             self.refresh(topic, now_s)
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
