@@ -20,6 +20,7 @@ from rocket_sink.producer.engine.routes import PROXY_HINT, NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.server import Port
+from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import get_route
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
@@ -250,6 +251,12 @@ def test_the_times_of_look_ups():
     routes.refresh_old(303.0)
     servers.end(303.0, TlsRefusedError("no"))
     assert not routes.is_unresolvable("t"), "a known route stays"
+    for now_s, questions in ((305.0, []), (306.0, [(RequestCode.GET_BROKER_CLUSTER_INFO, True)])):
+        routes.refresh("t", now_s)
+        servers.end(now_s, code=17)
+        assert [(frame.code, of_all) for frame, _, of_all in servers.asked] == questions
+    servers.end(306.0)
+    assert routes.peek("t") and routes.look_ups == 7, "an unreadable answer drops no route"
     for now_s, is_taken in ((203.0, False), (303.0, True), (303.25, False)):
         servers, _, routes = _routes(shared)
         assert bool(routes.get("t", now_s)) is is_taken is not bool(servers.asked)
