@@ -268,6 +268,12 @@ def test_the_times_of_look_ups():
     assert routes.is_unresolvable("u") and not routes.fetching("u") and not servers.asked
     with pytest.raises(TlsRefusedError):
         routes.check_resolvable("u")
+    routes.get("new", 305.0)
+    topics = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+    for code, question in ((17, RequestCode.GET_ROUTEINFO_BY_TOPIC), (0, topics)):
+        servers.end(305.0, code=code)
+        assert [(frame.code, of_all) for frame, _, of_all in servers.asked] == [(question, True)]
+    assert routes.get("new", 305.0).masters == {"a": "a:1"}
 
 
 def test_the_server_that_answered_last_is_asked_first_unless_it_is_silent():
