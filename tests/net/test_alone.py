@@ -656,6 +656,8 @@ def test_message_ids_have_the_address(monkeypatch, ip, packed):
     monkeypatch.setattr(identity, "MessageIds", dict)
     fields = identity.new_message_ids(ip)
     assert fields["ip"] == packed and 0 <= fields["class_hash"] < 1 << 32
+    other = identity.new_message_ids(ip)  # Containers have processes of the same number.
+    assert fields["class_hash"] != other["class_hash"]
 
 
 def test_counters_of_records_are_few_and_end(monkeypatch):

@@ -13,28 +13,7 @@ from rocket_sink.testing import Delay, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import heartbeat
-from tests.producer.conftest import drive_until, is_well, request, send, submit
-
-
-def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make_engine):
-    """The broker may hold a send for long, but not a request that asks for a sign of life."""
-    engine = make_engine(sendMsgTimeout=600_000)
-    frozen = cluster.brokers[0]
-    queue = MessageQueue("orders", frozen.name, 0)
-    engine.publish_info("orders")
-    broker = engine.brokers.of(frozen.name)
-    for _ in range(20):
-        broker.measure(1e6)
-        broker.measure(1e-6)
-    frozen.freeze()
-    engine.submit(request(1, queue=queue))
-    began_s = engine.clock()
-    drive_until(engine, lambda: not is_well(engine, frozen.name))
-    took_s = engine.clock() - began_s
-    frozen.thaw()
-    engine.drain()
-    assert took_s < broker.suspect_after_s(0.0)
-    drive_until(engine, lambda: is_well(engine, frozen.name))
+from tests.producer.conftest import drive_until, request, send, submit
 
 
 def test_a_short_pause_doubles_nothing(cluster, make_engine):

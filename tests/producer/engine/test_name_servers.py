@@ -5,14 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocket_sink import errors
 from rocket_sink.commands.check import look
-from rocket_sink.errors import (
-    NameServerUnavailableError,
-    NoRouteError,
-    Outcome,
-    RequestTimeoutError,
-    TlsRefusedError,
-)
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -54,7 +48,7 @@ class _Silent:
     def run(self):
         while self._due:
             deadline_s, on_end = self._due.pop(0)
-            on_end.on_end(RequestTimeoutError("silent"), None, deadline_s)
+            on_end.on_end(errors.RequestTimeoutError("silent"), None, deadline_s)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +100,7 @@ def test_a_server_that_does_not_know_the_topic_settles_nothing(cluster, other, e
         other.forget_brokers()
     engine = engine_of(other.name_server, cluster.name_server)
     for number in range(12):
-        assert send(engine, number).outcome is Outcome.ACKED
+        assert send(engine, number).outcome is errors.Outcome.ACKED
     assert len(cluster.messages("orders")) == 12 and not other.messages("orders")
     with Admin(nameServer=f"{other.name_server};{cluster.name_server}") as admin:
         assert len(admin.topic_route("orders").brokers) == 2
@@ -123,10 +117,12 @@ def test_a_topic_is_made_only_where_all_servers_that_answer_say(
     servers = [other.name_server, cluster.name_server]
     engine = engine_of(*(servers if is_first else servers[::-1]), sendMsgTimeout=60_000)
     error = _refused(engine, "fresh")
-    assert isinstance(error, NoRouteError) and all(server in str(error) for server in servers)
+    assert isinstance(error, errors.NoRouteError) and all(
+        server in str(error) for server in servers
+    )
     assert not cluster.messages("fresh") and not other.messages("fresh")
     cluster.create_topic("fresh", 4)  # The error advises to make the topic.
-    assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
+    assert [completion.outcome for completion in engine.drain()] == [errors.Outcome.ACKED]
     assert len(cluster.messages("fresh")) == 1
 
 
@@ -150,7 +146,7 @@ def test_servers_that_agree_or_do_not_answer_leave_the_template(cluster, other, 
         other._loop.call(port.open)
         second = port.address
     engine = engine_of(second, cluster.name_server, sendMsgTimeout=30_000)
-    assert send(engine, topic="fresh").outcome is Outcome.ACKED
+    assert send(engine, topic="fresh").outcome is errors.Outcome.ACKED
     assert len(cluster.messages("fresh")) == 1
 
 
@@ -159,9 +155,9 @@ def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of):
     with FakeCluster(queues=0) as cluster, FakeCluster() as other:
         other.forget_brokers()
         engine = engine_of(other.name_server, cluster.name_server, sendMsgTimeout=30_000)
-        assert isinstance(_refused(engine, "orders"), NoRouteError)
+        assert isinstance(_refused(engine, "orders"), errors.NoRouteError)
         cluster.create_topic("orders")
-        assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
+        assert [completion.outcome for completion in engine.drain()] == [errors.Outcome.ACKED]
 
 
 def test_topics_and_brokers_are_those_of_all_servers(cluster, other):
@@ -173,7 +169,7 @@ def test_topics_and_brokers_are_those_of_all_servers(cluster, other):
     other.register()
     with (
         Admin(nameServer=f"{cluster.name_server};{other.name_server}") as admin,
-        pytest.raises(NoRouteError, match="different clusters"),
+        pytest.raises(errors.NoRouteError, match="different clusters"),
     ):
         admin.create_topic("pays")
 
@@ -226,7 +222,7 @@ def _routes(shared):
 
 def test_the_times_of_look_ups():
     servers, events, routes = _routes(shared := SharedBrokerState.in_process())
-    down = NameServerUnavailableError("down")
+    down = errors.NameServerUnavailableError("down")
     assert routes.get("t", 100.0) is None and routes.fetching("t") and not routes.addresses()
     routes.refresh("t", 102.0)
     servers.end(100.5)
@@ -249,7 +245,7 @@ def test_the_times_of_look_ups():
     routes.refresh_old(302.9)
     assert not servers.asked
     routes.refresh_old(303.0)
-    servers.end(303.0, TlsRefusedError("no"))
+    servers.end(303.0, errors.TlsRefusedError("no"))
     assert not routes.is_unresolvable("t"), "a known route stays"
     for now_s, questions in ((305.0, []), (306.0, [(RequestCode.GET_BROKER_CLUSTER_INFO, True)])):
         routes.refresh("t", now_s)
@@ -263,10 +259,10 @@ def test_the_times_of_look_ups():
     servers.end(304.0, down)
     assert routes.get("t", 304.0) and routes.error("t") is None, "an old route is better than none"
     routes.get("u", 304.0)
-    servers.end(304.0, TlsRefusedError("no"))
+    servers.end(304.0, errors.TlsRefusedError("no"))
     routes.refresh("u", 304.5)
     assert routes.is_unresolvable("u") and not routes.fetching("u") and not servers.asked
-    with pytest.raises(TlsRefusedError):
+    with pytest.raises(errors.TlsRefusedError):
         routes.check_resolvable("u")
     routes.get("new", 305.0)
     topics = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER

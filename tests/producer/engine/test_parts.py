@@ -7,14 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink.errors import (
-    BrokerBusyError,
-    BrokerError,
-    ConnectError,
-    InvalidAnswerError,
-    NotSentError,
-    RequestTimeoutError,
-)
+from rocket_sink import errors
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
@@ -31,7 +24,7 @@ from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 
 NOW_S = 100.0
-LATE = RequestTimeoutError("no answer")
+LATE = errors.RequestTimeoutError("no answer")
 
 
 class Asked(NamedTuple):
@@ -66,7 +59,7 @@ class Client:
 
     def channel(self, address, now_s):
         if address == "refuses:1":
-            raise ConnectError("refused")
+            raise errors.ConnectError("refused")
         self.opened += 1
         return self.links.setdefault(address, Link(address))
 
@@ -290,7 +283,7 @@ def test_an_answer_holds_for_a_while(end, wants, advice, warnings, caplog):
     assert wants_keys(NOW_S, NOW_S + AGE_S - 0.1) is wants and not client.asked
     assert wants_keys(NOW_S, NOW_S + AGE_S) is wants, "the old answer holds meanwhile"
     [again] = client.take()
-    again.end(ConnectError("refused"), NOW_S + AGE_S)
+    again.end(errors.ConnectError("refused"), NOW_S + AGE_S)
     assert wants_keys(NOW_S + AGE_S, NOW_S + AGE_S + 1.0) is wants, "an error ends no old answer"
     assert wants_keys(NOW_S + AGE_S + 1.0, NOW_S + AGE_S + 2.0) is wants
     client.take()[0].end(Frame(0, body=b"{}"), NOW_S + AGE_S + 2.0)
@@ -302,8 +295,8 @@ def test_an_answer_holds_for_a_while(end, wants, advice, warnings, caplog):
 
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(ConnectError("refused"), NotSentError), (Frame(2, remark="busy"), BrokerBusyError),
-     (LATE, None)],
+    [(errors.ConnectError("refused"), errors.NotSentError),
+     (Frame(2, remark="busy"), errors.BrokerBusyError), (LATE, None)],
 )  # fmt: skip
 def test_a_question_that_failed_is_asked_again_by_later_requests(end, error):
     client, events, wants_keys = asking()
@@ -353,7 +346,7 @@ class Check:
         self.ends = deque()
         self.attempt = SendAttempt(self.ends, request, (), 0, False, NOW_S, NOW_S + 5.0)
         self.attempt.target, self.attempt.ended_s, self.attempt.wall_ms = TARGET, NOW_S, 90_000_000
-        self.error = self.attempt.ensure_history().last_error = RequestTimeoutError("late")
+        self.error = self.attempt.ensure_history().last_error = errors.RequestTimeoutError("late")
         self.checks.begin(self.attempt)
 
     def answer(self, now_s, *answers):
@@ -452,7 +445,7 @@ def test_a_refused_question(remark, reread, is_over):
     assert check.reread in ([], [NOW_S])
     if is_over:
         [(_, result, *_)] = check.ends
-        assert type(result.error) is RequestTimeoutError and not result.decided
+        assert type(result.error) is errors.RequestTimeoutError and not result.decided
         assert "rights Sub and Get" in str(result.error) and remark in str(result.error)
 
 
@@ -464,9 +457,10 @@ COPIES = found("i", "i", "i", offsets=(5, 7, 6))
     [
         (COPIES, None, 7, None), (COPIES, lambda copy: copy.commit_log_offset < 7, 6, None),
         (COPIES, lambda copy: copy.body == b"x", 7, None), (found("j"), None, None, None),
-        (NOTHING, None, None, None), (LATE, None, None, RequestTimeoutError),
-        (Frame(0, body=b"broken"), None, None, InvalidAnswerError),
-        (Frame(1), None, None, BrokerError), (Frame(10), None, None, InvalidAnswerError),
+        (NOTHING, None, None, None), (LATE, None, None, errors.RequestTimeoutError),
+        (Frame(0, body=b"broken"), None, None, errors.InvalidAnswerError),
+        (Frame(10), None, None, errors.InvalidAnswerError),
+        (Frame(1), None, None, errors.BrokerError),
     ],
 )  # fmt: skip
 def test_a_look_up_ends_with_the_newest_copy_or_an_error(answer, is_copy, offset, error):

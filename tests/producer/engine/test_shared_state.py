@@ -101,7 +101,6 @@ def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
 
 def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
     (tmp_path / "t").write_bytes(bytes(100))
-    (tmp_path / "t").chmod(0o600)
     file = MappedFile(tmp_path / "t", 4 * 64)
     assert (tmp_path / "t").stat().st_size == 4 * 64
     table = MappedTable(file, 0, 4, 64)
