@@ -238,6 +238,7 @@ class TestDeadLetters:
             (f"{n:032X}", f"2026-01-01T00:00:0{n}+00:00") for n in (1, 2)
         ]
         assert (plan.pending, plan.selected, plan.by_reason["data"]) == (6, 2, 1)
+        assert desk.backfill(topic="another").plan().selected == 0
         assert plan.selected_bytes == len(b"body 1body 2")
         plan, sent = desk.run(where="sharding_key = 'k0'", limit=2)
         assert (plan.selected, sent.resent) == (2, 2)
@@ -304,7 +305,7 @@ class TestTables:
         rows: list[tuple[Any, ...]] = [(f"{n:03}", f"k{n % 3}", n) for n in range(60)]
         rows += [("equal", "k0", 100)] * 3 + [("no key", None, 5)]
         plan, sent = desk.run(desk.table(rows))
-        assert (plan.pending, plan.selected, sent.resent) == (64, 64, 64)
+        assert (plan.pending, plan.selected, plan.asked, sent.resent) == (64, 64, 0, 64)
         assert desk.bodies() == sorted(row[0] for row in rows)
         assert are_in_order(desk.cluster.messages(TOPIC))
         assert len({m.message_id for m in desk.cluster.messages(TOPIC)}) == 64
