@@ -83,6 +83,7 @@ def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path, monkeypatch)
     columns = resolve_columns(pa.schema({"body": pa.string()}), options)
     writer = BatchWriter(options, columns, "run", "query")
     sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
+    assert (sent.query_id, sent.run_id) == ("query", "run")
     with pytest.raises(DeliveryError, match=r"1 of 3 rows could not .* backfill them"):
         writer.commit([sent])
     writer.abort([sent])
