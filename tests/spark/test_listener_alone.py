@@ -26,8 +26,6 @@ NAMED = {"ledger": "/l", "appId": "app"}
         ({}, "job", call("7", "job (01234567)", "", QUERY, hands_over=False), "job (01234567)"),
         ({"ledger": "/l", "ledgerVia": "spark"}, None,
          call("7", QUERY, "file:/l", QUERY, hands_over=True), QUERY),
-        (NAMED, "job", call("7", "job (01234567)", "file:/l", "app", hands_over=False),
-         "job (01234567)"),
         (NAMED, None, call("7", "app (01234567)", "file:/l", "app", hands_over=False),
          "app (01234567)"),
     ],
@@ -130,7 +128,6 @@ def test_a_job_that_fails_is_warned_of_unless_the_session_stops(caplog, failing,
     ledger: Any = MagicMock(place=resolve_path("/l"), **{"new_queries.return_value": ["q"]})
     ledger.read_accounts.return_value = {}
     thread._confirm_new = Mock()
-    thread.runs.warn_of_losses = Mock()
     if failing:
         getattr(ledger, failing).side_effect = ValueError("why\nof Java")
     thread._fold(ledger)
@@ -138,7 +135,6 @@ def test_a_job_that_fails_is_warned_of_unless_the_session_stops(caplog, failing,
     assert caplog.messages == texts
     assert thread._is_finished is (java != "runs")
     assert ledger.read_accounts.mock_calls[0] == call(with_spool=False)
-    assert thread.runs.warn_of_losses.called is (failing != "read_accounts")
     is_folded = failing != "fold"
     assert ledger.compare_counts.called is ledger.warn_of_successor.called is is_folded
     assert thread._confirm_new.call_count == 1 + is_folded

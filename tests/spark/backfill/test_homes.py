@@ -1,6 +1,7 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,9 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queue_for_key
 from rocket_sink.spark.backfill.backfill import backfill_options
+from rocket_sink.spark.backfill.home_queues import HomeQueues
 from rocket_sink.spark.backfill.resend import waiting_of
+from rocket_sink.task.queue_snapshot import queues_of
 from rocket_sink.testing import FakeCluster
 from tests.spark.backfill.test_resend import TOPIC, Bed, letters
 from tests.task.one_task import run_task
@@ -190,6 +193,14 @@ def test_a_tables_first_backfill_writes_its_queues_down(world):
     total, _ = world.backfill(rows, pin_new=True)
     assert total.waiting == {"broker-b": len(OF_B)}
     assert world.stored() == AT_HOME
+
+
+def test_a_task_keeps_the_queues_that_it_saw_first():
+    fewer = publish_info(TOPIC, [("broker-a", 4)])
+    engine = Mock(**{"fresh_route.return_value": INFO, "publish_info.return_value": fewer})
+    homes = HomeQueues(SinkOptions.parse(topic=TOPIC), engine)
+    assert [homes._route(TOPIC) for _ in range(2)] == [INFO, fewer]
+    assert homes.queues()(fewer) == queues_of(INFO)
 
 
 def test_letters_of_an_unordered_query_go_where_they_can(world, tmp_path):
