@@ -86,6 +86,7 @@ def test_answers_cut_at_a_byte(cluster, client, at_byte):
     cluster.brokers[0].on_send(CutAnswer(at_byte))
     assert client.ask(send()) is None
     assert len(client.received) == at_byte
+    assert client.socket.recv(1) == b"", "the connection is closed"
 
 
 def test_late_and_dripping_answers_do_not_hold_up_others(cluster, client):
