@@ -64,12 +64,13 @@ def client(cluster):
 
 def test_a_batch_is_stored_as_its_messages(cluster, client):
     assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17
-    inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
+    inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02", 7) for n in range(3))
     sent = decode_send_answer(client.ask(send(body=inner, batch=True)))
     assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
     assert sent.offset_message_id.count(",") == 2
     stored = [(m.body, m.properties["UNIQ_KEY"], m.queue_offset) for m in cluster.messages("t")]
     assert stored == [(b"m%d" % n, f"B{n}", n) for n in range(3)]
+    assert {message.flag for message in cluster.messages("t")} == {7}
     assert [queue.broker_name for queue in cluster.route("t").queues] == ["broker-a"]
 
 
