@@ -252,7 +252,9 @@ def test_brokers_behind_a_proxy_share_a_window(addresses, room):
     route = tuple(BrokerData("c", name, {0: address}) for name, address in addresses.items())
     brokers = make()
     info = TopicPublishInfo.of("orders", TopicRoute(queues, route))
+    before = brokers.ranks
     broker = brokers.target(info, info.queues[0]).broker
+    assert (brokers.ranks is before) == (room == 1000), "whether a new window wakes requests"
     brokers.ranking(info, NOW_S)
     assert brokers.of("a") is broker
     assert (broker.window is None) == (room == 1000)
