@@ -37,7 +37,7 @@ def test_the_budget(limit, given, is_beyond):
         check_budget(SinkOptions.parse(maxEpochFailures=limit), given, 7)
 
 
-def test_a_data_source_sums_its_tasks_up():
+def test_a_data_source_sums_its_tasks_up(caplog):
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
     messages = [TaskMessage("q", "r", summary), TaskMessage("q", "r", summary)]
@@ -45,6 +45,9 @@ def test_a_data_source_sums_its_tasks_up():
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
     writer.commit(messages[:1], 7)
+    assert not caplog.messages  # The listener of the session warns of its losses.
+    RowStreamWriter(options, None, folded=False).commit(messages[:1], 7)
+    assert "2 of 5 rows of epoch 7 were not delivered" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "epoch"), [(RowStreamWriter, (7,)), (BatchWriter, ())])
