@@ -171,6 +171,9 @@ class ReplayCheck:
                 is_new = True
         if is_new:
             self._starts.note_brokers(self._noted)
+            # `always` has no note of an earlier attempt, so nothing names the brokers that it used.
+            # Rows that were looked up before the new broker came may be stored there.
+            self._is_unseen |= self._stored is not None and not self._stored.brokers
 
     def rest_of(
         self, request: PendingRequest, broker: str, totals: RowTotals

@@ -227,6 +227,25 @@ def test_a_replay_asks_brokers_that_came_into_the_route_later(unordered):
     world.check()
 
 
+def test_rows_of_a_broker_that_comes_back_after_the_look_up_of_all_rows_are_counted(unordered):
+    world, late = unordered, unordered.cluster.brokers[1]
+    world.cluster.create_topic("t")
+    world.run(CTX)
+    late.is_master = False
+
+    def during(fed):
+        if fed == 200:
+            late.is_master = True
+            time.sleep(1.1)
+
+    other = dataclasses.replace(CTX, query_id="other", run_id="other")
+    options = {"replayCheck": "always", "pollNameServerInterval": 10}
+    summary = world.run(other, cut=20, each=during, **options)
+    assert 0 < sum((world.stored() - ALL).values()) <= summary.duplicates_possible
+    another = dataclasses.replace(CTX, query_id="another", run_id="another")
+    assert world.run(another, **options).duplicates_possible == 0
+
+
 def _away(broker, seconds):
     """Keep the broker out of its routes for so many seconds."""
     broker.is_master = False
