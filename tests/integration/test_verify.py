@@ -60,6 +60,8 @@ def test_planted_faults_delays_and_retention(cluster, tmp_path):
         assert verified(servers, *checked) == {**sums, "found": 150, "expired": 300}
 
         run(servers, ledger, context(epoch=2, task_attempt_id=2), 3)
+        # A broker shows stored messages in their queues a moment later.
+        until(lambda: admin.count("t") == 450, poll_s=0.2)
         messages = sorted(admin.read_topic("t"), key=lambda message: message.commit_log_offset)
         cut_log(cluster, messages[-1])
         kept = next(m for m in messages[::-1] if m.queue_id != messages[-1].queue_id)
