@@ -193,7 +193,8 @@ class EpochStarts:
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
-        own_run, notes = (self._generation, self._run), self._notes(NoteStore(self._place, _STARTS))
+        own_run = (self._generation, self._run)
+        notes = self._notes(NoteStore(self._place, _STARTS))
         runs = [note.run for note in notes if (note.generation, note.run) > own_run]
         if runs or not notes:
             run = runs[0] if runs else "unknown, for it has ended"
@@ -337,7 +338,7 @@ def begin_write(place: LedgerPath, app_id: str, write: str, delivery: str) -> tu
     - (`write`, False): there is no such note."""
     own = {"at_ms": now_ms(), "name": app_id, "write": write, "run": write, "delivery": delivery}
     store, name = NoteStore(place, _WRITES), folder_part(app_id)
-    where, first = store.where(name), write
+    where = store.where(name)
     with failing(f"cannot tell from {where} whether a write did not succeed", where):
         try:
             note, is_new = store.agree(name, own)
@@ -345,7 +346,7 @@ def begin_write(place: LedgerPath, app_id: str, write: str, delivery: str) -> tu
             _check_delivery(note, f"a write of the appId {app_id!r}", delivery)
             first = str(note["write"])
         except (ValueError, KeyError, TypeError):
-            is_new = False  # The existing note names no write.
+            first, is_new = write, False  # The existing note names no write.
         if not is_new:
             # The write of the note may still run. Its end must not remove the note of this one.
             store.write(name, {**own, "write": first})

@@ -355,9 +355,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if self.batch is not None and counts is not None:
             self.batch.end({**counts, "duration_s": 0.0})
         if self.options.ledger:
-            is_done = counts is not None
-            names = self.query_id, self.run_id
-            end_named_write(self._ledger(), self.options, *names, is_done=is_done)
+            end_named_write(
+                self._ledger(), self.options, self.query_id, self.run_id, is_done=counts is not None
+            )
 
 
 class _Stream(_Writer):

@@ -149,9 +149,8 @@ class QueryListener(StreamingQueryListener):
         label = label_of(name or options.app_id, query)
         say_start(options, lane, label)
         hands_over = may_hand_over(options)
-        uri = resolve_path(options.ledger).uri if options.ledger else ""
-        name = options.app_id or query
-        self._thread.runs.name_sink(run, label, uri, name, hands_over=hands_over)
+        writer = options.app_id or query
+        self._thread.runs.name_sink(run, label, options.ledger, writer, hands_over=hands_over)
         if lineage.is_on():
             lineage.start(options, run, query, schema_of(plan_below(plan)))
 
@@ -319,7 +318,9 @@ class FoldThread:
     def _confirm(self, ledger: FoldedLedger, progress: Any) -> None:
         try:
             query = self.runs.name_in(str(progress.runId), ledger.place.uri)
-            ledger.confirm(progress, query, has_run_again=self._has_run_again(progress))
+            # Another ledger's query needs no look at its stages.
+            has_run_again = query is not None and self._has_run_again(progress)
+            ledger.confirm(progress, query, has_run_again=has_run_again)
         except Exception as error:
             _LOG.warning(
                 "cannot note in the ledger %s that epoch %s of the query %s is done: %s",

@@ -178,9 +178,9 @@ def test_rows_of_tasks_are_counted(place, monkeypatch, by_tasks, later, wanted, 
         return [sends(context(query_id="q", epoch=5), count)] if count else []
 
     append = begin_append(SPARK, place, "q", 5)
-    made = append.made_by_tasks(SPARK.range(10), lambda batches: iter(rows(by_tasks)))
+    frame = append.made_by_tasks(SPARK.range(10), lambda batches: iter(rows(by_tasks)))
     with refusal(place.uri, result) if isinstance(result, str) else nullcontext():
-        append.save(made, wanted, lambda: rows(later))
+        append.save(frame, wanted, lambda: rows(later))
         assert append.rows == result
     assert checks == [1]
     assert DeltaTable(place.root).version() == before + (by_tasks > 0)
@@ -231,8 +231,8 @@ def test_an_append_by_sparks_delta(place, monkeypatch, last, is_held, token):
     parts.warn_if_shared.assert_called_with(SPARK, place)
     append.save_rows([sends(context(), 2), sends(context(), 1)])
     assert append.rows == (None if is_held else ROWS)
-    made = frame.coalesce.return_value.mapInArrow if token else frame.coalesce
-    assert made.return_value.write.format.called != is_held
+    last_step = frame.coalesce.return_value.mapInArrow if token else frame.coalesce
+    assert last_step.return_value.write.format.called != is_held
     if not is_held:
         assert parts.spark_frame.call_args.args[1].num_rows == ROWS
         frame.coalesce.assert_called_once_with(1)
@@ -421,15 +421,15 @@ def test_files_below_a_table(uri, file, below):
 
 def test_how_spark_is_asked_for_rows(new, tmp_path, monkeypatch):
     place = resolve_path(shutil.copytree(new, tmp_path / "ledger"))
-    driver, ledger, asked = session(), Ledger(place.root), []
-    monkeypatch.setattr(table_module, "check_encoding", lambda *given: asked.append(given))
+    driver, ledger, checks = session(), Ledger(place.root), []
+    monkeypatch.setattr(table_module, "check_encoding", lambda *given: checks.append(given))
     driver.read = read = MagicMock()
     with monkeypatch.context() as without_delta:
         without_delta.setattr(table_module, "has_delta", lambda _: False)
         driver.createDataFrame = MagicMock()
         assert ledger.rows(driver) is driver.createDataFrame.return_value
         assert driver.createDataFrame.call_args.args[0] == [] and not read.mock_calls
-    assert asked == [(driver, place.root)]
+    assert checks == [(driver, place.root)]
     by_delta_rs(place, "q", 0)
     load = read.format.return_value.load
     assert ledger.rows(driver) is load.return_value

@@ -150,8 +150,8 @@ def test_nothing_is_sent_with_a_damaged_log(
 
 @pytest.mark.parametrize("moment", ["cleaned up", "made anew", "deleted"])
 def test_no_commit_begins_the_log_of_another_table(whole, tmp_path, moment):
-    """Another driver may have cleaned up the commits that this one has read, or made a table. A
-    fold may have made the folder again: the log's other commits are gone."""
+    """Meanwhile another driver may have cleaned up old commits, or made a table; or a fold may have
+    made the folder again, in which the log's other commits are gone."""
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     log, place = ledger / LOG_FOLDER, resolve_path(ledger)
     table = delta_rs.open_table(place)

@@ -62,7 +62,7 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_none(tmp_path, place):
 def test_a_write_that_did_not_end_is_known(place, caplog):
     previous = [begin_write(place, app, write, ONCE) for app, write in ("a1", "a2", "b3")]
     assert previous == [("1", False), ("1", True), ("3", False)]
-    assert not end_write(place, "a", "1")  # It was slow: the second write has begun meanwhile.
+    assert not end_write(place, "a", "1")  # The second write has begun.
     assert begin_write(place, "a", "5", ONCE) == ("1", True)
     with patch.object(NoteStore, "remove", side_effect=OSError("read-only")):
         assert end_write(place, "a", "5")

@@ -235,13 +235,13 @@ def test_what_sparks_delta_says_of_a_table(tmp_path, monkeypatch, version):
     detail.return_value = {"id": "id", "properties": properties}
     monkeypatch.setattr(table_module, "open_direct", lambda *_: None)
     monkeypatch.setattr(table_module, "_delta_table", lambda: delta)
-    for asked in (driver, client):
-        asked.read.format.return_value.load.return_value.columns = LEDGER_SCHEMA.names
-        assert table_module.table_version(asked, place) == 4
-        assert table_module.check_table(asked, place) == "id"
-        asked.read.format.return_value.load.return_value.columns = ["price"]
+    for each in (driver, client):
+        each.read.format.return_value.load.return_value.columns = LEDGER_SCHEMA.names
+        assert table_module.table_version(each, place) == 4
+        assert table_module.check_table(each, place) == "id"
+        each.read.format.return_value.load.return_value.columns = ["price"]
         with nullcontext() if version else refusal(place.uri, "is not a ledger of rocket-sink"):
-            table_module.check_table(asked, place)
+            table_module.check_table(each, place)
     versions = [table_module.last_txn_version(driver, place, name) for name in ("q", "other")]
     assert versions == [7, None]
     snapshots.assert_called_with(driver._jsparkSession, place.uri)

@@ -79,10 +79,10 @@ def test_credentials_are_read_once_after_a_refusal(caplog):
     vault = Vault(first, second, second, RuntimeError("sealed"))
     headers = HeaderTemplates(SinkOptions(name_server="h:1"), "g", vault)
     old = headers.template("t", batch=False)
-    for signed_s, has_changed, asked in (
+    for signed_s, has_changed, questions in (
         (10.0, True, 2), (11.0, True, 2), (11.5, False, 3), (11.5, False, 3), (12.75, False, 4),
     ):  # fmt: skip
-        assert headers.reread(signed_s, signed_s + 1.0) is has_changed and vault.asked == asked
+        assert headers.reread(signed_s, signed_s + 1.0) is has_changed and vault.asked == questions
     assert headers.template("t", batch=False) is not old and "sealed" in caplog.text
     hidden = headers.hide("old-user old-secret new-user new-secret")
     assert not {"old", "new"} & set(hidden.replace("-", " ").split())

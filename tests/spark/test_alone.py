@@ -664,8 +664,8 @@ def test_rights_are_asked_for_once_a_minute(
 def test_a_ledger_without_the_epoch_before_is_another_one(
     monkeypatch, caplog, lane, begun, spooled, rows, lacks
 ):
-    ended = Mock(return_value=SimpleNamespace(num_rows=rows))
-    monkeypatch.setattr(queries, "rows_of_epoch", ended)
+    rows_of_epoch = Mock(return_value=SimpleNamespace(num_rows=rows))
+    monkeypatch.setattr(queries, "rows_of_epoch", rows_of_epoch)
     monkeypatch.setattr(queries, "unrecorded_epoch", lambda *args: "")
     last_begun = Mock(return_value=begun)
     monkeypatch.setattr(queries, "last_begun", last_begun)
@@ -674,8 +674,8 @@ def test_a_ledger_without_the_epoch_before_is_another_one(
     epoch = queries.unrecorded_by(options, "session", "q", "run", "7", lane)
     assert epoch == ("7" if lacks else "") and len(caplog.messages) == lacks
     assert last_begun.mock_calls == [call(place, "q")] * bool(lane)
-    if ended.called:
-        assert ended.mock_calls == [call("session", place, ("epoch",), "q", 6, ("epoch",))]
+    if rows_of_epoch.called:
+        assert rows_of_epoch.mock_calls == [call("session", place, ("epoch",), "q", 6, ("epoch",))]
     named = options.with_(appId="app")
     for pending in ("", "0"):
         assert queries.unrecorded_by(named, None, "q", "r", pending, "foreachBatch") == ""

@@ -15,7 +15,7 @@ from rocket_sink.spark.listener import FoldThread, QueryListener
 from tests.ledger.values import session
 
 QUERY = "0123456789"
-NAMED = {"ledger": "/l", "appId": "app"}
+NAMED = {"ledger": "file:/l", "appId": "app"}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ NAMED = {"ledger": "/l", "appId": "app"}
         (None, None, call("7", QUERY), None),
         (None, "job", call("7", "job (01234567)"), None),
         ({}, "job", call("7", "job (01234567)", "", QUERY, hands_over=False), "job (01234567)"),
-        ({"ledger": "/l", "ledgerVia": "spark"}, None,
+        ({"ledger": "file:/l", "ledgerVia": "spark"}, None,
          call("7", QUERY, "file:/l", QUERY, hands_over=True), QUERY),
         (NAMED, None, call("7", "app (01234567)", "file:/l", "app", hands_over=False),
          "app (01234567)"),
@@ -48,8 +48,8 @@ def test_the_events_of_a_query(monkeypatch, options, name, named, start):
     assert refuse.mock_calls == [call("session", QUERY, ["/l"], is_late=False)]
     assert thread.runs.name_sink.mock_calls == [named]
     assert say.mock_calls == [call(parsed, "lane", start)] * (start is not None)
-    begun = call(parsed, "7", QUERY, "schema of the plan")
-    assert begin.mock_calls == [begun] * (start is not None)
+    start_event = call(parsed, "7", QUERY, "schema of the plan")
+    assert begin.mock_calls == [start_event] * (start is not None)
     thread.note_start.return_value = False
     heard.meet("7", QUERY, is_late=True)
     assert thread.note_start.mock_calls[1:] == [call("7", QUERY, is_late=True)]
@@ -84,7 +84,7 @@ def test_a_listener_that_comes_late_meets_the_queries_that_run(monkeypatch, capl
     assert added.mock_calls == [call(resolve_path("/l"), 0.5, kept)]
     assert met.call_count == 1 and "no metrics of the ledger /l: no metrics" in caplog.text
     assert listener.install_fold(options, object()) is None
-    spark.sparkContext._jsc = None  # It has been stopped.
+    spark.sparkContext._jsc = None  # The application has been stopped.
     assert listener.install_fold(options, spark) is None
 
 

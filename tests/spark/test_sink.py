@@ -61,7 +61,7 @@ def test_a_relative_ledger_is_the_drivers_folder():
 @pytest.mark.parametrize("packs", [None, MagicMock()])
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_what_a_stream_gives_to_spark(monkeypatch, packs, is_stream):
-    """All parts that need a JVM are stand-ins."""
+    """The test replaces all parts that need a JVM."""
     parts = {"plan_of": "plan", "select_needed": (MagicMock(), "needed plan"), "packed": packs,
              "spool_token": "token", "without_files": "for tasks"}  # fmt: skip
     names = "check_session", "check_reachable", "check_rights", "needs_append", "install_fold"

@@ -85,7 +85,7 @@ def test_a_replay_does_not_hold_back_what_is_stored(cluster, tmp_path):
 
 
 def test_a_replay_that_finds_no_route_gives_rows_up_under_their_ids(cluster, tmp_path):
-    """It cannot look them up. By the ids a backfill finds those that an earlier attempt stored."""
+    """The replay cannot look rows up. A backfill finds stored rows by these ids."""
     options = SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path), delivery="effectively_once"
     )

@@ -491,10 +491,9 @@ def _is_copy(content: _Content, message: StoredMessage) -> bool:
 
 def _user_properties(properties: Iterable[tuple[str, Any]] | None) -> frozenset[tuple[str, Any]]:
     """Return the properties that a send keeps as they are: a table may have null values."""
-    names = dict(properties or ()).items()
     return frozenset(
         (name, value)
-        for name, value in names
+        for name, value in dict(properties or ()).items()
         if isinstance(value, str) and name not in RESERVED_PROPERTIES
     )
 

@@ -69,7 +69,7 @@ def test_ranks():
     for name in ("r@well", "r@suspect", "r@silent", "r@dead"):
         brokers.of(name)
     later_s = NOW_S + 1.0
-    brokers.of("r@silent").measure(1e6)  # It may hold a send for long, but no sign of life.
+    brokers.of("r@silent").measure(1e6)  # only a send may take long
     brokers.update_suspicion(
         [
             ("r@well", None, NOW_S),

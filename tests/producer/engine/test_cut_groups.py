@@ -187,15 +187,15 @@ def test_stored_messages_complete_together_and_all_others_leave_the_group():
     assert completion.attempts[-1].message_count == 3
     assert attempt.give_back(stored) == (30, 3) and attempt.window_requests == 6
     attempt.history = AttemptHistory([RECORD], RECORD, [ConnectError], "b")
-    left = end(attempt, Frame(2, opaque=104))
-    left += end(attempt, PlainAnswers(Frame(0), np.array([105, 107])))
-    assert [frame.opaque for _, frame in left] == [104, 105, 107]
-    left += end(attempt, lost := ConnectionLostError("cut"))
-    assert [type(error) for _, error in left[3:]] == [ConnectionLostError] * 3
-    assert len({id(lost), *(id(error) for _, error in left[3:])}) == 4
+    singles = end(attempt, Frame(2, opaque=104))
+    singles += end(attempt, PlainAnswers(Frame(0), np.array([105, 107])))
+    assert [frame.opaque for _, frame in singles] == [104, 105, 107]
+    singles += end(attempt, lost := ConnectionLostError("cut"))
+    assert [type(error) for _, error in singles[3:]] == [ConnectionLostError] * 3
+    assert len({id(lost), *(id(error) for _, error in singles[3:])}) == 4
     names = ("ends", "ready_s", "deadline_s", "number", "counted", "target", "broker", "channel",
              "handed_s", "sent_s", "ended_s", "wall_ms", "strict")  # fmt: skip
-    for single, _ in left:
+    for single, _ in singles:
         assert type(single) is SendAttempt and (single.wire_bytes, single.body_bytes) == (40, 10)
         assert [getattr(single, n) for n in names] == [getattr(attempt, n) for n in names]
         history = single.history

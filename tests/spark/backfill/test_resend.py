@@ -478,7 +478,7 @@ def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(bed, claim,
         total.add(*rows.to_pylist())
         return total
 
-    # It dies after the send; before that it notes the letters that it has found stored: none.
+    # The attempt dies after the send. Its first call of `_resolve` notes stored letters: none.
     dies = patch.object(Resender, "_resolve", side_effect=[None, ValueError("it dies")])
     with dies, pytest.raises(ValueError, match="dies"):
         attempt()
