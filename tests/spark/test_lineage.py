@@ -85,7 +85,15 @@ def collector(monkeypatch):
         monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
         yield server
+        # The client logs each of its retries, and a later test may read what is logged.
+        finish()
         server.shutdown()
+
+
+def finish():
+    """Wait until no event is on its way."""
+    for emitter in lineage.emitters:
+        emitter.finish(DEADLINE_S)
 
 
 def judge(event):
@@ -205,11 +213,12 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector, caplog, is_wel
 
 
 def test_a_collector_that_is_down_costs_a_warning(collector, monkeypatch, caplog):
-    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(lineage, "_LAST_S", DEADLINE_S)
+    monkeypatch.delenv("OPENLINEAGE_URL")
+    transport = {"TYPE": "http", "URL": "http://127.0.0.1:9", "RETRY": '{"connect": 0}'}
+    for name, value in transport.items():
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
     run_id = started()
-    for emitter in lineage.emitters:
-        emitter.finish()
+    finish()
     assert f"no START of the run {run_id}" in caplog.text
     lineage.end(run_id, {})
     lineage.end(run_id, {})
@@ -226,8 +235,7 @@ def test_nothing_is_sent_without_a_wish(collector, monkeypatch, variable):
     run_id = started()
     assert (run_id in lineage._runs) is lineage.is_on() is (variable is not None)
     lineage.end(run_id, {"acked": 1})
-    for emitter in lineage.emitters:
-        emitter.finish()
+    finish()
     assert collector.events == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not lineage.is_on()
