@@ -17,10 +17,11 @@ assert authority and serve  # fixtures
 
 
 class Late(Echo):
-    """A server that reads nothing until `go` is set, and then everything into `bodies`."""
+    """A server that reads nothing until `go` is set, and then everything into `bodies`. `ended` is
+    the end of the handshake."""
 
     def __init__(self, files):
-        self.go, self.bodies = threading.Event(), []
+        self.go, self.bodies, self.ended = threading.Event(), [], threading.Event()
         super().__init__(server_context(files))
         # The buffer is small beside the bytes that are sent, but holds more than one loopback
         # segment.
@@ -29,6 +30,7 @@ class Late(Echo):
     def _serve(self, peer):
         reader = FrameReader()
         with handshaken(self._context, peer) as stream:
+            self.ended.set()
             self.go.wait(60)
             while data := stream.recv(65_536):
                 reader.receive_data(data)
@@ -64,6 +66,8 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
         channel = client.channel(address, client.clock())
         while not channel.is_open:
             client.poll(0.05)
+        # Servers close connections whose handshake does not end, also before the first request.
+        assert server.ended.wait(60)
         sent = [Sent(number) for number in range(10_000_000 // size)]
         for request in sent:
             call(request, size)
