@@ -1,23 +1,26 @@
 """Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
+from dataclasses import replace
 from typing import NamedTuple
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import DeliveryError
+from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queue_for_key
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.spark.backfill.backfill import backfill_options
-from rocket_sink.spark.backfill.home_queues import HomeQueues
+from rocket_sink.spark.backfill.home_queues import HomeQueues, absent_homes
 from rocket_sink.spark.backfill.resend import waiting_of
-from rocket_sink.task.queue_snapshot import queues_of
+from rocket_sink.task.queue_snapshot import Pinned, queues_of
 from rocket_sink.testing import FakeCluster
 from tests.spark.backfill.test_resend import TOPIC, Bed, letters
 from tests.task.one_task import run_task
 from tests.task.stub_engine import publish_info
+from tests.task.test_static_topics import mapped
 
 QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KEYS = [f"key-{n}" for n in range(32)]
@@ -50,9 +53,9 @@ class World(NamedTuple):
     def options(self, **changes):
         return backfill_options(self.given.with_(topic="", ordering="none", **changes))
 
-    def backfill(self, batch, **more):
+    def backfill(self, batch, topic="", **more):
         """Run a task of a backfill; return its totals and its spool."""
-        return Bed(self.cluster, self.options()).send(batch, **more)
+        return Bed(self.cluster, self.options().with_(topic=topic)).send(batch, **more)
 
     def waiting(self, options):
         """Return which letters a plan expects to wait."""
@@ -60,11 +63,11 @@ class World(NamedTuple):
         [batch] = waiting_of(options, [letters(KEYS).select(columns)])
         return batch.to_pylist()
 
-    def stored(self, begin=b"body"):
+    def stored(self, begin=b"body", topic=TOPIC):
         """Return {key: its places} of the messages whose bodies have this beginning."""
         places: dict[str, set[tuple[str, int]]] = {}
         for broker in self.cluster.brokers:
-            for message in broker.store.messages(TOPIC):
+            for message in broker.store.messages(topic):
                 if message.body.startswith(begin):
                     key = message.properties["__SHARDINGKEY"]
                     places.setdefault(key, set()).add((broker.name, message.queue_id))
@@ -92,6 +95,7 @@ def test_a_key_waits_for_its_broker(world, missing):
     assert 0 < len(waiting) < len(KEYS)
     total, spool = world.backfill(letters(KEYS))
     assert (total.waiting, total.moved) == ({missing: len(waiting)}, 0)
+    assert total.unsettled == len(waiting)
     assert total.settled == len(KEYS) - len(waiting) == len(spool.resolved())
     assert world.stored() == {key: {home(key)} for key in KEYS if key not in waiting}
     marked = {number for number, marks in spool.marks().items() if marks}
@@ -104,7 +108,7 @@ def test_a_key_waits_for_its_broker(world, missing):
     assert world.stored() == AT_HOME
 
 
-def test_the_plan_names_the_broker(world):
+def test_the_plan_names_the_broker(world, tmp_path):
     world.query()
     world.remove("broker-b")
     options = world.options()
@@ -112,6 +116,10 @@ def test_the_plan_names_the_broker(world):
     assert world.stored() == {}
     options = options.with_(nameServer="127.0.0.1:1", sendMsgTimeout=500)
     assert world.waiting(options) == [{"broker": "", "letters": 1}]
+    for note in (tmp_path / "_notes" / "queues").rglob("*.json"):
+        note.write_text("torn")
+    with pytest.raises(LedgerError, match="pinned queues of the topic 't' cannot be read"):
+        world.waiting(world.options())
 
 
 def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(world):
@@ -161,6 +169,18 @@ def test_the_querys_own_hash_finds_the_queue(world):
     assert world.stored() == before
 
 
+def test_topics_of_queries_with_two_hashes_keep_both(world):
+    world.cluster.create_topic("u", 4)
+    world.query()
+    world.query(replace(QUERY, query_id="q-2"), topic="u", shardingHash="siphash24")
+    topics, queries = [TOPIC, "u"] * len(KEYS), ["q-1", "q-2"] * len(KEYS)
+    keys = [key for key in KEYS for _ in range(2)]
+    total, _ = world.backfill(letters(keys, topic=topics, query_id=queries))
+    assert total.settled == len(keys)
+    for topic in (TOPIC, "u"):
+        assert world.stored(topic=topic) == world.stored(b"x", topic)
+
+
 def test_a_query_that_is_started_with_another_hash_is_refused(world):
     world.query()
     with pytest.raises(DeliveryError, match=r"shardingHash is siphash24, not java.*onRouteChange"):
@@ -184,13 +204,14 @@ def test_a_queue_that_is_gone_is_waited_for(world):
     assert set(total.waiting) <= {"broker-b (queue 2)", "broker-b (queue 3)"}
 
 
-def test_a_tables_first_backfill_writes_its_queues_down(world):
+@pytest.mark.parametrize("option", ["", TOPIC])
+def test_a_tables_first_backfill_writes_its_queues_down(world, option):
     """The second backfill finds a broker away: without the list, every key would move."""
     rows = letters(KEYS, query_id=["table-x"] * len(KEYS))
-    total, _ = world.backfill(rows, pin_new=True)
+    total, _ = world.backfill(rows, option, pin_new=True)
     assert total.settled == len(KEYS)
     world.remove("broker-b")
-    total, _ = world.backfill(rows, pin_new=True)
+    total, _ = world.backfill(rows, option, pin_new=True)
     assert total.waiting == {"broker-b": len(OF_B)}
     assert world.stored() == AT_HOME
 
@@ -205,6 +226,34 @@ def test_a_task_keeps_the_queues_that_it_saw_first():
 
 def test_letters_of_an_unordered_query_go_where_they_can(world, tmp_path):
     world.remove("broker-b")
+    assert world.waiting(world.options()) == []
     total, _ = world.backfill(letters(KEYS))
     assert (total.settled, total.waiting) == (len(KEYS), {})
     assert not (tmp_path / "_notes" / "queues").exists()
+
+
+def test_letters_that_an_option_sends_to_another_topic_wait_for_no_queue(world):
+    """They have no order in that topic, although it has a list of their query."""
+    world.query()
+    world.remove("broker-b")
+    total, _ = world.backfill(letters(KEYS, topic=["other"] * len(KEYS)), TOPIC)
+    assert (total.settled, total.waiting) == (len(KEYS), {})
+
+
+def test_which_queues_a_route_lacks(world, monkeypatch):
+    """A queue of a static topic waits for the broker that it is mapped to."""
+    world.cluster.create_topic("orders", 8)
+    places = {"broker-a": [0, 1, 2, 3], "broker-b": [4, 5, 6, 7]}
+    info = TopicPublishInfo.of("orders", mapped(world.cluster, monkeypatch, 1, places))
+    fewer = TopicPublishInfo.of(
+        "orders", mapped(world.cluster, monkeypatch, 2, {"broker-a": [0]}, 1)
+    )
+    away = replace(info, masters={"broker-a": info.masters["broker-a"]})
+    pinned, name = Pinned(queues_of(info), "java"), "__syslo__global__"
+    every = {f"{name} (queue {number})" for number in range(8)}
+    for route, names in (
+        (info, {None}), (None, {name}), (fewer, {None, *every} - {f"{name} (queue 0)"}),
+        (away, {None, *(f"{name} (queue {number})" for number in range(4, 8))}),
+    ):  # fmt: skip
+        assert set(absent_homes(pa.array(KEYS), pinned, route)) == names
+    assert list(absent_homes(pa.array([None, "k"], pa.string()), pinned, None)) == [None, name]

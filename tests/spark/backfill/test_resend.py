@@ -10,13 +10,18 @@ from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import token as tokens
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query import backfill_marks
 from rocket_sink.ledger.query.backfill_marks import BackfillClaim
-from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
@@ -30,6 +35,7 @@ from rocket_sink.spark.backfill.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.ledger.values import session, spool_rows
+from tests.spark.test_alone import task_of
 
 TOPIC = "t"
 CTX = RunContext("q", "r", 0, 0, lane="backfill")
@@ -132,9 +138,9 @@ def bed(cluster, tmp_path):
 
 
 def test_all_are_stored_under_their_ids_and_resolved(bed):
-    batch = letters([f"k{n % 5}" for n in range(50)])
-    total, spool = bed.send(batch)
-    assert total.resent == 50
+    batch, chunks = letters([f"k{n % 5}" for n in range(50)]), list[int]()
+    total, spool = bed.send(batch, chunk=20, on_dead_letters=chunks.append)
+    assert (total, chunks) == (Resent(resent=50), [20, 20, 10])
     assert spool.resolved() == set(batch["letter_id"].to_pylist())
     assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}
     ids = [str(message.message_id) for message in bed.stored()]
@@ -177,8 +183,9 @@ def test_a_keys_letters_are_stored_in_order(bed):
     assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
-def test_letters_without_a_key_are_sent_too(bed):
-    total, spool = bed.send(letters([None, "k", None]))
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_letters_without_a_key_are_sent_too(bed, ordering):
+    total, spool = bed.with_(ordering=ordering).send(letters([None, "k", None]))
     assert total.resent == len(spool.resolved()) == len(bed.stored()) == 3
     assert bed.asked("key") == set(), "nothing tells that they may be stored"
 
@@ -207,6 +214,7 @@ def test_what_failed_is_named_and_degraded_is_told_from_stored(bed):
         if answer is not None:
             bed.cluster.on_send(answer, times=None)
         of_task, spool = bed.send(letters([None] * 3).slice(number, 1))
+        assert (of_task.settled, of_task.unsettled) == ((1, 0) if number else (0, 1))
         # The driver adds up the rows of its tasks.
         total.add(*of_task.as_batch().to_pylist())
         assert len(spool.resolved()) == (number > 0)
@@ -229,7 +237,27 @@ def test_no_way_to_any_broker_ends_the_trying(bed):
     bed.cluster.kill()
     total, spool = bed.send(letters(["a", "b", "c", "d", "e", "f"]), chunk=2)
     assert spool.resolved() == set()
-    assert (total.not_tried, total.failed + total.held_back) == (4, 2)
+    assert (total.not_tried, total.failed + total.held_back, total.unsettled) == (4, 2, 6)
+
+
+def test_a_broker_out_of_reach_does_not_end_the_trying_at_others(bed):
+    bed.cluster.brokers[0].on_send(CloseConnection(stores=False), times=None)
+    own = {"queue_id": [0] * 6, "broker_name": ["broker-a", "broker-b"] * 3}
+    total, _ = bed.send(letters([None] * 6, **own), chunk=2)
+    assert (total.failed, total.resent, total.not_tried) == (3, 3, 0)
+
+
+def test_an_error_of_a_send_ends_the_task_and_is_not_taken_for_success(bed):
+    class Full(Spool):
+        def append(self, *batches):
+            if batches[0]["kind"][0].as_py() == SEND:
+                raise OSError("no space left")
+            super().append(*batches)
+
+    spool = Full()
+    with pytest.raises(OSError, match="no space"):
+        bed.send(letters(["k"]), spool=spool)
+    assert spool.resolved() == set()
 
 
 def test_resolutions_are_durable_chunk_by_chunk(bed):
@@ -243,7 +271,12 @@ class TestWhatMayBeStored:
 
     def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(self, bed):
         bed.send(letters(["k"] * 6).take([0, 3, 5]))
-        total, spool = bed.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
+        batch = letters(["k"] * 6, open=[True, False, True, True, False, True])
+        total, spool = bed.send(batch, chunk=3)
+        for broker in bed.cluster.brokers:
+            keys = [r.ext["key"] for r in broker.requests if r.code == RequestCode.QUERY_MESSAGE]
+            assert keys[0] == "-", "it was awake for `storedCheckDelay` before the first question"
+        assert bed.asked("topic") == {TOPIC}, "a message without a delay is nowhere else"
         assert bed.asked("key") == {f"{n:032X}" for n in (0, 2, 3, 5)}
         assert (total.found, total.resent) == (3, 3)
         assert total.settled == len(spool.resolved()) == 6
@@ -251,6 +284,13 @@ class TestWhatMayBeStored:
         assert sent == {f"body {n}".encode(): 1 for n in range(6)}
         notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
         assert (notes["letter-0"], notes["letter-1"]) == (resend.FOUND, None)
+
+    def test_a_copy_is_known_although_a_send_changes_tags_and_properties(self, bed):
+        kept = [("a", "1"), ("b", None)]
+        batch = letters(["k"], tags=[" on\t"], properties=[kept], open=[True])
+        for counts in ((1, 0), (0, 1)):
+            total, _ = bed.send(batch)
+            assert (total.resent, total.found) == counts
 
     def test_look_ups_are_pipelined(self, bed, monkeypatch):
         """If each took its own round trip, the 2,000 letters of a chunk would take seconds."""
@@ -303,8 +343,11 @@ class TestWhatMayBeStored:
         batch = letters(["k"] * 4, open=[True, True, False, False])
         total, spool = bed.with_(storedCheckTimeout=200).send(batch)
         assert (bed.stored(), total.found, total.not_tried) == ([], 0, 4)
-        assert spool.resolved() == set()
+        assert spool.resolved() == set() and total.codes == {"DELIVERY": 1}
         assert "does not say which messages" in total.first_error
+        batch = letters([None] * 2, open=[False, True], body=[b"", b"1"])
+        total, _ = bed.with_(storedCheckTimeout=200).send(batch, chunk=1)
+        assert (total.failed, total.not_tried) == (1, 1) and "length is zero" in total.first_error
 
 
 class TestWhatAConsumerGaveUp:
@@ -370,8 +413,10 @@ class TestTheBrokerThatDidNotAnswer:
 
 
 def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed):
-    bed.cluster.on_send(Answer(13, "no"), times=None)
-    _, spool = bed.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
+    bed.cluster.on_send(Answer(13, "no such"), times=None)
+    total, spool = bed.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
+    assert (total.failed, total.held_back) == (2, 1) and "no such" in total.first_error
+    assert total.codes == {"MESSAGE_ILLEGAL": 1, "EMPTY_BODY": 1}
     assert spool.marks() == {
         "letter-0": [("in_flight", None), ("rejected", "MESSAGE_ILLEGAL")],
         "letter-1": [("in_flight", None), ("not_sent", "HELD_BACK")],
@@ -385,22 +430,35 @@ def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(bed):
 
 def test_a_rate_makes_chunks_of_a_second():
     batch = letters(["k"] * 100)
-    assert resend._chunk_rows(batch, SinkOptions()) == resend.CHUNK
+    assert resend._chunk_rows(batch, SinkOptions()) == 2000
     per_task = SinkOptions.parse(maxMessagesPerSecond=100, rateTasks=4)
     assert resend._chunk_rows(batch, per_task) == 25
     mean = batch.nbytes / 100
     by_bytes = SinkOptions.parse(maxBytesPerSecond=int(mean * 10))
     assert resend._chunk_rows(batch, by_bytes) in (9, 10)
+    assert resend._chunk_rows(batch.slice(0, 0), by_bytes) == 2000
     assert resend._chunk_rows(batch, SinkOptions.parse(maxMessagesPerSecond=1, rateTasks=9)) == 1
 
 
 def test_results_of_tasks_add_up_and_are_plain_json():
-    report = Resent(resent=1, codes=Counter({"A": 2}), first_error="x")
     total = Resent(codes=Counter({"A": 1, "B": 1}))
-    for _ in range(2):
+    for error in ("x", "y"):
+        away, failures = Counter({"b": 3}), [{"error": error}] * 700
+        report = Resent(1, codes=Counter({"A": 2}), waiting=away, first_error=error)
+        report.failures = failures
         total.add(*report.as_batch().to_pylist())
-    assert total == Resent(resent=2, codes=Counter({"A": 5, "B": 1}), first_error="x")
+    assert Counter(failure["error"] for failure in total.failures) == {"x": 700, "y": 300}
+    total.failures, waiting = [], Counter({"b": 6})
+    codes = Counter({"A": 5, "B": 1})
+    assert total == Resent(resent=2, waiting=waiting, codes=codes, first_error="x")
     assert json.loads(json.dumps(total.as_dict()))["codes"] == {"A": 5, "B": 1}
+
+
+def test_a_task_lists_its_first_failures_with_the_topic_to_send_to(bed, monkeypatch):
+    monkeypatch.setattr(resend, "FAILURES_MAX", 2)
+    batch = letters([None] * 3, body=[b""] * 3, topic=[None, "other", TOPIC])
+    total, _ = bed.with_(topic=TOPIC).send(batch)
+    assert (total.failed, [failure["topic"] for failure in total.failures]) == (3, [TOPIC] * 2)
 
 
 @pytest.mark.parametrize(
@@ -452,6 +510,21 @@ def claim(bed):
     claim.release()
 
 
+def send_all(bed, claim, *batches, **more):
+    """Send the batches as a partition; return the task's totals."""
+    batches = iter(batches)
+    [rows] = send_partition(bed.options, "backfill-1", batches, claim=claim, version=0, **more)
+    total = Resent()
+    total.add(*rows.to_pylist())
+    return total
+
+
+def sealed_rows(bed):
+    """Return the rows that the ledger's next fold takes in."""
+    place = resolve_path(bed.options.ledger)
+    return spool_rows(*(Path(file.path) for file in sealed_files(place, place.filesystem())))
+
+
 def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(bed, claim):
     """The notes go to the fold even while the worker lives on for the next task."""
 
@@ -461,9 +534,41 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(bed, claim):
 
     with pytest.raises(ValueError, match="Spark"):
         list(send_partition(bed.options, "backfill-1", batches(), claim=claim.token, version=0))
-    place = resolve_path(bed.options.ledger)
-    rows = spool_rows(*(Path(file.path) for file in sealed_files(place, place.filesystem())))
-    assert {row["kind"] for row in rows} >= {BACKFILL, RESOLUTION}
+    assert {row["kind"] for row in sealed_rows(bed)} >= {BACKFILL, RESOLUTION}
+
+
+@pytest.mark.parametrize("is_other_claim", [False, True])
+def test_a_task_of_another_claim_or_ledger_sends_nothing(bed, claim, monkeypatch, is_other_claim):
+    monkeypatch.setattr(tokens, "_BETWEEN_LOOKS_S", 0.0)
+    absent = LedgerToken(resolve_path(bed.options.ledger).uri, "absent", spools=True)
+    arguments, words = (claim.token, absent), "not the one that the driver sees"
+    if is_other_claim:
+        arguments, words = ("of another", None), "has taken over"
+    with pytest.raises(LedgerError, match=words):
+        send_all(bed, arguments[0], token=arguments[1])
+    assert sealed_rows(bed) == []
+
+
+def test_a_task_looks_at_claim_and_ledger_before_each_chunk(bed, claim, monkeypatch):
+    """Somebody parks a letter after the plan; then another backfill takes the claim."""
+    parked = resolution_rows({"letter_id": ["letter-0"], "resolution": "parked"}, CTX)
+    Ledger(bed.options.ledger).append(session(), parked)
+    total = send_all(bed, claim.token, letters(["a", "b"]))
+    assert (total.left_out, total.resent) == (1, 1)
+    facts = {
+        (row["lane"], row["query_id"], row["run_id"], row["epoch"]) for row in sealed_rows(bed)
+    }
+    assert facts == {("backfill", "backfill-1", "backfill-1", 0)}
+    monkeypatch.setattr(backfill_marks, "_CHECK_S", 0.0)
+
+    def batches():
+        yield letters(["c"])
+        NoteStore(resolve_path(bed.options.ledger), "backfill").write("token", "of another")
+        yield letters(["d"], body=[b"late"])
+
+    with pytest.raises(LedgerError, match="taken over"):
+        list(send_partition(bed.options, "backfill-2", batches(), claim=claim.token, version=0))
+    assert b"late" not in {message.body for message in bed.stored()}
 
 
 @pytest.mark.parametrize("is_folded", [False, True])
@@ -471,19 +576,18 @@ def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(bed, claim,
     """In a later attempt of its stage, too, where Spark counts its attempts from 0 again; also if a
     fold for a query has taken the spool file of the earlier attempt meanwhile."""
 
-    def attempt():
-        batches = iter([letters(["k"])])
-        [rows] = send_partition(bed.options, "backfill-1", batches, claim=claim.token, version=0)
-        total = Resent()
-        total.add(*rows.to_pylist())
-        return total
-
     # The attempt dies after the send. Its first call of `_resolve` notes stored letters: none.
     dies = patch.object(Resender, "_resolve", side_effect=[None, ValueError("it dies")])
     with dies, pytest.raises(ValueError, match="dies"):
-        attempt()
+        send_all(bed, claim.token, letters(["k"]))
     assert len(bed.stored()) == 1
     if is_folded:
         assert Ledger(bed.options.ledger).sync(session()).files == 1
-    total = attempt()
+    total = send_all(bed, claim.token, letters(["k"]))
     assert (total.resent, total.found, len(bed.stored())) == (0, 1, 1), total
+
+
+def test_a_later_attempt_of_spark_asks_about_all_although_no_note_is_left(bed, claim, monkeypatch):
+    bed.send(letters(["k"]))
+    monkeypatch.setattr(TaskContext, "get", lambda: task_of({}))
+    assert send_all(bed, claim.token, letters(["k"])).found == len(bed.stored()) == 1
