@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,8 @@ from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
-from rocket_sink.spark.backfill.parking import park, unpark
-
-pytestmark = pytest.mark.spark
+from rocket_sink.spark.backfill.parking import erase, park, unpark
+from tests.ledger.values import session
 
 
 @pytest.fixture
@@ -28,20 +28,21 @@ def busy(tmp_path, monkeypatch):
         yield Ledger(tmp_path)
 
 
-def test_who_decides_refuses(spark, busy):
+def test_who_decides_refuses(busy):
+    spark: Any = session()
     work = Backfill(spark, SinkOptions.parse(nameServer="127.0.0.1:1", ledger=busy.path))
     letters = {"letters": ["x"], "note": "n"}
     for decide in (
         work.plan, partial(work.run, 1), partial(park, spark, busy, **letters),
-        partial(unpark, spark, busy, **letters),
+        partial(unpark, spark, busy, **letters), partial(erase, spark, busy, where="x", reason="r"),
     ):  # fmt: skip
         with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
             decide()
 
 
-def test_who_shows_says_so(spark, busy, monkeypatch, capsys):
+def test_who_shows_says_so(busy, monkeypatch, capsys):
     monkeypatch.setattr(Ledger, "sync", lambda self, spark: sync(self, spark, wait_s=0.2))
-    fold_and_note(busy, spark)
+    fold_and_note(busy, session())
     assert f"process {os.getpid()} on" in capsys.readouterr().err
 
 
