@@ -1,12 +1,9 @@
 """The driver side of a backfill: letters, tables, filters, tries, parking; a scripted cluster."""
 
 import datetime as dt
-import json
-import os
 import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,12 +14,10 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.query.backfill_marks import about_to_send, not_stored
 from rocket_sink.ledger.records import RunContext, dead_letter_rows, resolution_rows
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
-from rocket_sink.spark.backfill import backfill
-from rocket_sink.spark.backfill.backfill import Backfill, Plan
+from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.parking import park, unpark
 from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
@@ -267,9 +262,6 @@ class TestDeadLetters:
         assert desk.spark._jvm.java.lang.System.getProperty("rocket.sink.where") is None
         assert desk.bodies() == []
 
-    def test_nothing_is_pending_where_no_ledger_is(self, desk):
-        assert desk.run() == (Plan(), Resent())
-
     def test_a_ledger_of_another_version_is_refused(self, desk):
         desk.spark.sql(
             f"CREATE TABLE delta.`{desk.options.ledger}` ({ledger_ddl()}) USING delta "
@@ -279,25 +271,6 @@ class TestDeadLetters:
             with pytest.raises(LedgerError, match=r"schema version 99.*install"):
                 desk.run(source)
         assert desk.cluster.messages(TOPIC) == []
-
-    def test_two_at_once_are_refused(self, desk, monkeypatch):
-        """A backfill of any process counts, and so does a worker that outlives its driver."""
-        monkeypatch.setattr(backfill, "_OTHERS_WAIT_S", 0.0)
-        waited: list[str] = []
-        with desk.backfill():
-            second = Backfill(desk.spark, desk.options, wait_s=0.3, on_wait=waited.append)
-            with pytest.raises(LedgerError, match=rf"another backfill.*process {os.getpid()}"):
-                second.__enter__()
-            assert waited and str(os.getpid()) in waited[0]
-            assert desk.backfill().plan() == Plan(), "a plan alone sends nothing"
-        other = SpoolWriter(desk.options.ledger, RunContext("backfill-x", "backfill-x", 0, 0))
-        names = {"letter_id": ["l"], "topic": ["t"], "message_id": ["m"]}
-        other.append(about_to_send(names, DRIVER))
-        with pytest.raises(LedgerError, match=r"another backfill.*at work"):
-            desk.backfill().__enter__()
-        other.seal()
-        with desk.backfill() as work:
-            work.plan()
 
 
 class TestTables:
@@ -369,26 +342,6 @@ class TestTables:
         frame = desk.spark.sql(f"SELECT 'b' AS body, explode(array({values})) AS value")
         ids = {row.letter_id for row in desk.pending(desk.source(frame)).collect()}
         assert len({name.rpartition("-")[0] for name in ids}) == len(ids) == frame.count() > 1
-
-    def test_rows_sent_under_another_digest_or_setting_are_not_sent_again(self, desk, tmp_path):
-        """Texts are other times in another zone."""
-        (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
-        reader = desk.spark.read.schema("body STRING, at TIMESTAMP")
-        source = desk.source(reader.json(str(tmp_path / "in.json")), is_text=True)
-        with setting(desk.spark, ZONE, "UTC"):
-            desk.run(source)
-        for name, value, words in (
-            ("spark.sql.parquet.int96TimestampConversion", "true", "Conversion was false, is true"),
-            (ZONE, "Asia/Tokyo", r"--spark-conf spark\.sql\.session\.timeZone=UTC"),
-        ):
-            with setting(desk.spark, name, value), pytest.raises(ColumnError, match=words):
-                desk.run(source)
-        [note] = (Path(desk.options.ledger) / "_notes" / "sources").glob("*.json")
-        noted = json.loads(note.read_text())
-        note.write_text(json.dumps({**noted, "digest": "text"}))
-        with pytest.raises(LedgerError, match=r"another digest.*name another ledger"):
-            desk.run(source)
-        assert desk.bodies() == ["a"]
 
     def test_rows_that_spark_reads_with_other_types_are_not_sent_again(self, desk, tmp_path):
         """A new folder turns all partition values into texts; a new first file reorders columns."""

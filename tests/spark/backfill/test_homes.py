@@ -11,7 +11,6 @@ from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queue_for_key
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.spark.backfill.backfill import backfill_options
 from rocket_sink.spark.backfill.home_queues import HomeQueues, absent_homes
 from rocket_sink.spark.backfill.resend import waiting_of
@@ -20,7 +19,6 @@ from rocket_sink.testing import FakeCluster
 from tests.spark.backfill.test_resend import TOPIC, Bed, letters
 from tests.task.one_task import run_task
 from tests.task.stub_engine import publish_info
-from tests.task.test_static_topics import mapped
 
 QUERY = RunContext("q-1", "r", 3, 0, 1, 7, 0, worker="w:1", lane="foreach")
 KEYS = [f"key-{n}" for n in range(32)]
@@ -238,22 +236,4 @@ def test_letters_that_an_option_sends_to_another_topic_wait_for_no_queue(world):
     world.remove("broker-b")
     total, _ = world.backfill(letters(KEYS, topic=["other"] * len(KEYS)), TOPIC)
     assert (total.settled, total.waiting) == (len(KEYS), {})
-
-
-def test_which_queues_a_route_lacks(world, monkeypatch):
-    """A queue of a static topic waits for the broker that it is mapped to."""
-    world.cluster.create_topic("orders", 8)
-    places = {"broker-a": [0, 1, 2, 3], "broker-b": [4, 5, 6, 7]}
-    info = TopicPublishInfo.of("orders", mapped(world.cluster, monkeypatch, 1, places))
-    fewer = TopicPublishInfo.of(
-        "orders", mapped(world.cluster, monkeypatch, 2, {"broker-a": [0]}, 1)
-    )
-    away = replace(info, masters={"broker-a": info.masters["broker-a"]})
-    pinned, name = Pinned(queues_of(info), "java"), "__syslo__global__"
-    every = {f"{name} (queue {number})" for number in range(8)}
-    for route, names in (
-        (info, {None}), (None, {name}), (fewer, {None, *every} - {f"{name} (queue 0)"}),
-        (away, {None, *(f"{name} (queue {number})" for number in range(4, 8))}),
-    ):  # fmt: skip
-        assert set(absent_homes(pa.array(KEYS), pinned, route)) == names
-    assert list(absent_homes(pa.array([None, "k"], pa.string()), pinned, None)) == [None, name]
+    assert absent_homes(pa.array([None, "k"]), Pinned(queues_of(INFO), "java"), None)[0] is None

