@@ -220,6 +220,8 @@ def test_a_task_keeps_the_queues_that_it_saw_first():
     homes = HomeQueues(SinkOptions.parse(topic=TOPIC), engine)
     assert [homes._route(TOPIC) for _ in range(2)] == [INFO, fewer]
     assert homes.queues()(fewer) == queues_of(INFO)
+    [(part, lists)] = homes.runs(letters(KEYS))
+    assert set(homes.absent(part, lists).to_pylist()) == {None, "broker-b"}
 
 
 def test_letters_of_an_unordered_query_go_where_they_can(world, tmp_path):
@@ -236,4 +238,5 @@ def test_letters_that_an_option_sends_to_another_topic_wait_for_no_queue(world):
     world.remove("broker-b")
     total, _ = world.backfill(letters(KEYS, topic=["other"] * len(KEYS)), TOPIC)
     assert (total.settled, total.waiting) == (len(KEYS), {})
-    assert absent_homes(pa.array([None, "k"]), Pinned(queues_of(INFO), "java"), None)[0] is None
+    no_route = absent_homes(pa.array([None, "k"]), Pinned(queues_of(INFO), "java"), None)
+    assert list(no_route) == [None, home("k")[0]]
