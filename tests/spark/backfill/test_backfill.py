@@ -19,7 +19,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.parking import park, unpark
-from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
 from rocket_sink.testing import Answer, FakeCluster
 from tests.clusters import are_in_order
@@ -387,10 +386,6 @@ class TestTables:
         with pytest.raises(OptionError, match=r"who ==> 1.*payload, who, n"):
             desk.run(wrong, where="who ==> 1")
         assert desk.cluster.messages(TOPIC) == []
-
-    def test_an_empty_table_is_no_error(self, desk):
-        plan, sent = desk.run(desk.table([]))
-        assert (plan.pending, plan.selected, sent) == (0, 0, Resent())
 
     def test_whole_rows_as_json_times_and_ids_of_their_own(self, desk):
         frame = desk.spark.sql(

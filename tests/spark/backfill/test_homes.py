@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import DeliveryError, LedgerError
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queue_for_key
@@ -177,12 +177,6 @@ def test_topics_of_queries_with_two_hashes_keep_both(world):
     assert total.settled == len(keys)
     for topic in (TOPIC, "u"):
         assert world.stored(topic=topic) == world.stored(b"x", topic)
-
-
-def test_a_query_that_is_started_with_another_hash_is_refused(world):
-    world.query()
-    with pytest.raises(DeliveryError, match=r"shardingHash is siphash24, not java.*onRouteChange"):
-        world.query(shardingHash="siphash24")
 
 
 def test_a_broker_that_comes_back_and_new_queues_stop_nothing(world):

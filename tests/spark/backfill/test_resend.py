@@ -437,9 +437,8 @@ def test_a_rate_makes_chunks_of_a_second():
 def test_results_of_tasks_add_up_and_are_plain_json():
     total = Resent(codes=Counter({"A": 1, "B": 1}))
     for error in ("x", "y"):
-        away, failures = Counter({"b": 3}), [{"error": error}] * 700
-        report = Resent(1, codes=Counter({"A": 2}), waiting=away, first_error=error)
-        report.failures = failures
+        report = Resent(1, codes=Counter({"A": 2}), waiting=Counter({"b": 3}), first_error=error)
+        report.failures = [{"error": error}] * 700
         total.add(*report.as_batch().to_pylist())
     assert Counter(failure["error"] for failure in total.failures) == {"x": 700, "y": 300}
     total.failures, waiting = [], Counter({"b": 6})
