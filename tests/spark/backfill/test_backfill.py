@@ -388,12 +388,17 @@ class TestTables:
         assert desk.cluster.messages(TOPIC) == []
 
     def test_whole_rows_as_json_times_and_ids_of_their_own(self, desk):
+        """Rows are sorted by their time, then as they are read; a row without a time is first."""
         frame = desk.spark.sql(
-            "SELECT 'id-' || id AS message_id, timestamp_millis(id * 1000) AS event_time, id "
-            "FROM range(5)"
+            "SELECT 'id-' || id AS message_id, id, "
+            "timestamp_millis(nullif(2 - id DIV 2, 0) * 1000) AS event_time FROM range(5)"
         )
-        until = dt.datetime(1970, 1, 1, 0, 0, 3, tzinfo=dt.timezone.utc)
-        _, sent = desk.run(desk.with_(bodyFormat="json").source(frame), until=until)
-        assert sent.resent == 3
-        assert desk.bodies() == ['{"id":0}', '{"id":1}', '{"id":2}']
-        assert {m.message_id for m in desk.cluster.messages(TOPIC)} == {"id-0", "id-1", "id-2"}
+        source = desk.with_(bodyFormat="json").source(frame)
+        sample = desk.backfill(source).plan().sample
+        in_order = [(f"id-{number}", 0) for number in (4, 2, 3, 0, 1)]
+        assert [(row["message_id"], row["tries"]) for row in sample] == in_order
+        until = dt.datetime(1970, 1, 1, 0, 0, 2, tzinfo=dt.timezone.utc)
+        _, sent = desk.run(source, until=until)
+        assert sent.resent == 2
+        assert desk.bodies() == ['{"id":2}', '{"id":3}']
+        assert {m.message_id for m in desk.cluster.messages(TOPIC)} == {"id-2", "id-3"}

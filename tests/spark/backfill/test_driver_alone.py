@@ -22,7 +22,7 @@ from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.spark.backfill import backfill
 from rocket_sink.spark.backfill.backfill import Backfill, Plan
 from rocket_sink.spark.backfill.resend import Resent
-from rocket_sink.spark.backfill.sources import Selection, Table, filtered
+from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table, filtered
 from tests.ledger.values import context, resolved, session
 from tests.spark.backfill.test_resend import letters
 
@@ -129,6 +129,7 @@ def test_what_waits_is_added_up_over_tasks_and_settings_are_checked(work):
     assert work(frame, nameServer="127.0.0.1:1", sendMsgTimeout=500).waiting() is None
     with pytest.raises(OptionError, match="nameServer"):
         work(nameServer="").waiting()
+    assert work().noun == "rows"
     with pytest.raises(OptionError, match="ledger is missing"):
         work(ledger="")
     work().spark.conf.set("spark.speculation", "true")
@@ -154,13 +155,13 @@ def test_two_at_once_are_refused(work, monkeypatch, tmp_path):
         assert list(tmp_path.rglob("*.open")) == []
 
 
-def table(kinds="a date", file="", name="in", is_text=False, **options):
+def table(kinds="a date", file="", name="in", is_text=(), **options):
     """Return a table with columns of these types, of a frame's stand-in."""
     schema = StructType()
     for pair in kinds.split(", "):
         schema.add(*pair.split())
     frame: Any = Mock(schema=schema, **{"inputFiles.return_value": [file]})
-    return Table(frame, name, SinkOptions.parse(topic="t").with_(**options), is_text)
+    return Table(frame, name, SinkOptions.parse(topic="t").with_(**options), *is_text)
 
 
 AT, ZONE, OLD, *OTHERS = (
@@ -175,7 +176,7 @@ AT, ZONE, OLD, *OTHERS = (
     [
         ("a date, b date", {}, {ZONE: "x", OLD: "true"}, "b date, a date", ""),
         ("at timestamp_ntz", {}, {ZONE: "x", OLD: "true"}, "", ""), (AT, {}, {ZONE: "x"}, "", ""),
-        (AT, {"is_text": True}, {ZONE: "x"}, "", ZONE), (AT, {}, {OTHERS[0]: "x"}, "", OTHERS[0]),
+        (AT, {"is_text": [True]}, {ZONE: "x"}, "", ZONE), (AT, {}, {OTHERS[0]: "x"}, "", OTHERS[0]),
         (AT, {"file": "/in/at=1/f"}, {ZONE: "x"}, "", ZONE), (AT, {}, {OLD: "x"}, "", OLD),
         (AT, {"file": "/in/b=1/f"}, {ZONE: "x"}, "", ""), (AT, {}, {OTHERS[1]: "x"}, "", OTHERS[1]),
         (AT, {}, {OTHERS[2]: "x"}, "", OTHERS[2]), ("a date", {}, {}, "a date, b date", "b"),
@@ -200,6 +201,8 @@ def test_a_table_that_is_read_otherwise_is_refused(work, kinds, more, settings, 
 
 def test_each_table_and_topic_has_its_note_of_how_it_is_read(work, tmp_path):
     spark, ledger = work().spark, work().ledger
+    assert DeadLetters().pending(spark, ledger, Selection()) is None
+    assert (table().pins_new, DeadLetters().pins_new) == (True, False)
     others: list[dict[str, Any]] = [{}, {"name": "x"}, {"topic": "x"}, {"namespace": "x"}]
     others += [{"topic": "", "namespace": "x"}, {"topic": "", "namespaceV2": "y"}, {"topic": ""}]
     for more in others:

@@ -171,10 +171,9 @@ def test_topics_of_queries_with_two_hashes_keep_both(world):
     world.cluster.create_topic("u", 4)
     world.query()
     world.query(replace(QUERY, query_id="q-2"), topic="u", shardingHash="siphash24")
-    topics, queries = [TOPIC, "u"] * len(KEYS), ["q-1", "q-2"] * len(KEYS)
-    keys = [key for key in KEYS for _ in range(2)]
-    total, _ = world.backfill(letters(keys, topic=topics, query_id=queries))
-    assert total.settled == len(keys)
+    topics, queries = ([name] * 32 + [other] * 32 for name, other in ((TOPIC, "u"), ("q-1", "q-2")))
+    total, _ = world.backfill(letters(KEYS * 2, topic=[*topics], query_id=[*queries]))
+    assert total.settled == 2 * len(KEYS)
     for topic in (TOPIC, "u"):
         assert world.stored(topic=topic) == world.stored(b"x", topic)
 
