@@ -206,6 +206,7 @@ def test_each_table_and_topic_has_its_note_of_how_it_is_read(work, tmp_path):
     others: list[dict[str, Any]] = [{}, {"name": "x"}, {"topic": "x"}, {"namespace": "x"}]
     others += [{"topic": "", "namespace": "x"}, {"topic": "", "namespaceV2": "y"}, {"topic": ""}]
     for more in others:
+        table(**more)._check_reading(spark, ledger)
         table(**more).begin(spark, ledger)
     notes = [*(tmp_path / "_notes/sources").iterdir()]
     assert len(notes) == len(others)
@@ -232,4 +233,4 @@ def test_a_selection_leaves_out_what_brokers_refuse_and_times_need_a_column():
     for times in (Selection(("data",), since=NOON), Selection(("data",), until=NOON)):
         with pytest.raises(ColumnError, match="event_time"):
             table().wanted(Mock(columns=["a"]), times)
-        assert times.classes == ("data",)
+        assert (times.classes, times.again, times.max_tries) == (("data",), False, 3)
