@@ -1,0 +1,483 @@
+"""`write_batch` and `write` without Java: delta-rs commits, and tasks run in this process."""
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from rocket_sink.errors import (
+    CheckpointError,
+    ColumnError,
+    ConfigurationError,
+    DeliveryError,
+    LedgerError,
+    NameServerUnavailableError,
+)
+from rocket_sink.ledger import token
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.epoch_starts import NamedBatch
+from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
+from rocket_sink.spark import foreach_batch, lineage, transactions
+from rocket_sink.spark.checks import reach
+from rocket_sink.spark.checks.context import PENDING, QUERY_ID, RUN_ID
+from rocket_sink.spark.foreach_batch import BatchWriter
+from rocket_sink.spark.transactions import EndReport, TransactionCommitter
+from rocket_sink.testing import Answer
+from tests.clusters import scripted_cluster
+from tests.killed import Killed
+from tests.ledger import values
+from tests.ledger.views import view_rows
+from tests.producer.waiting import until
+
+
+def send_and_die(results, *_):
+    """Run the tasks, and let the driver die before the commit."""
+    results.collect()
+    raise Killed
+
+
+def send_and_fail(results, *_):
+    results.collect()
+    raise KeyError("died")
+
+
+class Frame:
+    """The stand-in of a frame, whose tasks run in this process when it is collected."""
+
+    isStreaming = False
+
+    def __init__(self, session, rows):
+        self.sparkSession, self._rows = session, rows
+        plan = Mock(**{"deterministic.return_value": True, "toString.return_value": "Project"})
+        plan.getNumPartitions.return_value = 1
+        execution = Mock(
+            **{f"{name}.return_value": plan for name in ("analyzed", "executedPlan", "toRdd")}
+        )
+        self._jdf = Mock(**{"queryExecution.return_value": execution})
+        self._jdf.sparkSession().sharedState().activeStreamingQueries().values.return_value = []
+
+    @property
+    def schema(self):
+        return from_arrow_schema(self._rows().schema)
+
+    def __getitem__(self, name):
+        return SimpleNamespace(alias=lambda alias: name.strip("`"))
+
+    def select(self, *names):
+        return Frame(self.sparkSession, lambda: self._rows().select(list(names)))
+
+    def where(self, condition):
+        name, value = condition.replace("'", "").split(" = ")
+        return Frame(
+            self.sparkSession, lambda: self._rows().filter(pa.compute.field(name) == value)
+        )
+
+    def mapInArrow(self, make, ddl):
+        def rows():
+            batches = [*make(iter(self._rows().to_batches()))]
+            return (
+                pa.Table.from_batches(batches)
+                if batches
+                else pa.table({"kind": pa.array([], "string")})
+            )
+
+        return Frame(self.sparkSession, rows)
+
+    def collect(self):
+        return [Row(**row) for row in self._rows().to_pylist()]
+
+    def count(self):
+        return self._rows().num_rows
+
+    def sameSemantics(self, other):
+        return self._rows() == other._rows()
+
+
+class World:
+    """A topic, a ledger, and a session whose stages have so many attempts."""
+
+    def __init__(self, cluster, ledger):
+        self.cluster, self.session = cluster, values.session()
+        self.settings: dict[str, Any] = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+            "storedCheckDelay": 100,
+        }  # fmt: skip
+        self.ledger, self.local, self.attempt = str(ledger), {}, 0
+        context = self.session.sparkContext
+        context.getLocalProperty = self.local.get
+        context.addJobTag = context.removeJobTag = lambda tag: None
+        tracker = SimpleNamespace(
+            getJobIdsForTag=lambda tag: [1],
+            getJobInfo=lambda number: Row(status="SUCCEEDED", stageIds=[1]),
+            getStageInfo=lambda number: Row(currentAttemptId=self.attempt),
+        )  # fmt: skip
+        context.getConf = lambda: SimpleNamespace(get=lambda name: None)
+        context.statusTracker = lambda: tracker
+        scala = SimpleNamespace(statusTracker=lambda: tracker)
+        context._jsc = SimpleNamespace(sc=lambda: scala)
+
+    def writer(self, **more):
+        return BatchWriter(SinkOptions.parse({**self.settings, **more}))
+
+    def frame(self, *bodies, session=None):
+        table = pa.table({"body": bodies, "sharding_key": ["k"] * len(bodies)})
+        return Frame(session or self.session, lambda: table)
+
+    def epoch(self, writer, number, *bodies, run="r", query="q"):
+        self.local.update({QUERY_ID: query, RUN_ID: run})
+        writer.write_epoch(self.frame(*bodies), number)
+
+    def sent(self):
+        return sorted(message.body.decode() for message in self.cluster.messages("t"))
+
+    def notes(self, *kinds):
+        """Return the kind of each note of these kinds."""
+        root = Path(self.ledger, "_notes")
+        return [kind for kind in kinds for _ in root.glob(f"{kind}/**/*.json")]
+
+    def rows(self, columns, view="epochs"):
+        rows = view_rows(self.ledger, f"SELECT {columns} FROM {view} ORDER BY epoch")
+        return [tuple(vars(row).values()) for row in rows]
+
+
+cluster = scripted_cluster(1, t=1)
+
+
+@pytest.fixture
+def world(cluster, tmp_path):
+    return World(cluster, tmp_path / "ledger")
+
+
+class Epochs:
+    """The stand-in of the ledger's view `transactions`, as DuckDB reads it."""
+
+    def __init__(self, path, condition="true"):
+        self._path, self._condition = path, condition
+        self.query_id = Named("query_id")
+
+    def where(self, condition):
+        return Epochs(self._path, f"({self._condition}) AND ({condition})")
+
+    def collect(self):
+        return view_rows(self._path, f"SELECT * FROM transactions WHERE {self._condition}")
+
+
+class Named(str):
+    def __eq__(self, value):
+        return f"{self} = '{value}'"
+
+
+@pytest.fixture
+def half(world, monkeypatch):
+    """The world with half messages; nobody else ends epochs, and all waits are short."""
+    monkeypatch.setattr(Ledger, "transactions", lambda ledger, spark: Epochs(ledger.path))
+    monkeypatch.setattr(transactions, "_WAIT_S", 0.1)
+    world.settings |= {"delivery": "transactional", "storedCheckTimeout": 2000, "appId": "job"}
+    yield world
+    for checker in transactions._answerers.values():
+        checker.close()
+    transactions._answerers.clear()
+
+
+ENDS = "query_id, epoch, halves, committed, refused, open"
+
+
+EPOCHS = "epoch, query_id, run_id, lane, rows_in, acked, dead, duplicates_possible AS twice"
+
+
+def test_the_epochs_of_runs(world, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    writer, events = world.writer(), []
+    monkeypatch.setattr(lineage, "is_on", lambda: True)
+    monkeypatch.setattr(lineage, "_runs", {})
+    monkeypatch.setattr(lineage, "_emit", lambda *event: events.append((*event[:2], event[2].job)))
+    world.epoch(writer, 0, "a", "b")
+    with pytest.raises(ConfigurationError, match="another write_batch has written the epoch 0"):
+        world.epoch(writer, 0, "c")
+    world.epoch(writer, 1, "c")
+    world.epoch(writer, 1, "c", run="s")
+    world.epoch(writer, 2, "", "d", run="s")
+    with pytest.raises(CheckpointError, match="holds epochs up to 2"):
+        world.epoch(writer, 1, "e", run="u")
+    assert world.sent() == ["a", "b", "c", "d"]
+    assert world.rows(EPOCHS) == [
+        (0, "q", "r", "foreach_batch", 2, 2, 0, 0), (1, "q", "r", "foreach_batch", 1, 1, 0, 0),
+        (2, "q", "s", "foreach_batch", 2, 1, 1, 0),
+    ]  # fmt: skip
+    starts = [text for text in caplog.messages if text.startswith("the query q sends to the top")]
+    assert len(starts) == 3 and all("by foreachBatch" in text for text in starts)
+    assert events == [("START", run, "rocket_sink.q") for run in "rsu"]
+    assert "begun before" not in caplog.text and "cannot note" not in caplog.text
+
+
+def test_an_epoch_whose_append_died_counts_its_rows_twice(world, monkeypatch, caplog):
+    writer = world.writer()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(foreach_batch, "_append", send_and_die)
+        world.epoch(writer, 0, "a", "b")
+    with pytest.raises(ConfigurationError, match="failed with another frame"):
+        world.epoch(writer, 0, "c")
+    with pytest.raises(CheckpointError, match="begun with delivery=at_least_once"):
+        world.epoch(world.writer(delivery="effectively_once"), 0, "a", "b", run="s")
+    world.epoch(writer, 0, "a", "b")
+    world.attempt = 1  # Spark has run the stage again.
+    world.epoch(writer, 1, "c")
+    world.attempt = 0
+    assert [row[-1] for row in world.rows(EPOCHS)] == [2, 1]
+    assert "of epoch 1 of the query q again" in caplog.text and "1 row may be st" in caplog.text
+    # The checkpoint has the pending epoch 7, of which a new ledger has no record.
+    world.settings["ledger"] = world.ledger = world.ledger + "-2"
+    world.session.conf.set(PENDING, "7")
+    world.epoch(world.writer(), 7, "d", run="s")
+    world.epoch(world.writer(), 8, "e", run="t")
+    assert [row[-1] for row in world.rows(EPOCHS)] == [1, 0]
+
+
+def test_without_a_ledger(world, caplog):
+    caplog.set_level("INFO")
+    writer = world.writer(ledger="")
+    for number in (0, 0, 1):
+        world.epoch(writer, number, "a")
+    assert world.sent() == ["a", "a", "a"] and len(caplog.messages) == 1
+    for session, twice in ((None, 0), (SimpleNamespace(), 2)):
+        summary = writer.write(world.frame("b", "c", session=session))
+        assert (summary.acked, summary.duplicates_possible, summary.ledger) == (2, twice, "")
+        assert summary.query_id in caplog.messages[-1] and 0 < summary.duration_s < 60
+    with pytest.raises(ConfigurationError, match="this frame is a stream"):
+        frame = world.frame("d")
+        frame.isStreaming = True
+        writer.write(frame)
+    assert len(world.sent()) == 7
+
+
+def test_a_run_without_an_id_makes_a_new_ledger_at_each_epoch(world):
+    writer = world.writer(appId="job")
+    world.epoch(writer, 0, "a", run="")
+    shutil.rmtree(world.ledger)
+    world.epoch(writer, 1, "b", run="")
+    assert world.rows(EPOCHS) == [(1, "job", "job", "foreach_batch", 1, 1, 0, 0)]
+    assert values.claimant(world.ledger, "job") == "q"
+    with pytest.raises(CheckpointError, match="names the streaming query q, and this query is p"):
+        world.epoch(writer, 2, "c", query="p", run="p")
+    assert world.sent() == ["a", "b"]
+
+
+def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch, tmp_path):
+    monkeypatch.setattr(reach, "_PAUSES_S", ())
+    away = world.writer(nameServer="127.0.0.1:9", connectTimeoutMs=200)
+    broken = Frame(world.session, lambda: pa.table({"bodi": ["a"]}))
+    with pytest.raises(ColumnError):
+        world.writer(batchId="b").write(broken)
+    for function in (lambda: away.write(world.frame("a")), lambda: world.epoch(away, 0, "a")):
+        with pytest.raises(NameServerUnavailableError):
+            function()
+    world.session.conf.set("spark.speculation", "true")
+    with pytest.raises(ConfigurationError, match="allowSpeculation"):
+        world.writer().write(world.frame("a"))
+    assert not (world.notes("batches") or world.sent() or Path(world.ledger, "_delta_log").exists())
+
+
+def test_the_budget_of_an_epoch(world):
+    writer = world.writer(maxEpochFailures=1)
+    world.epoch(writer, 0, "a", "")
+    with pytest.raises(DeliveryError, match="2 of 3 rows of epoch 1 could not be sent"):
+        world.epoch(writer, 1, "b", "", "")
+    with pytest.raises(DeliveryError, match="2 of 3 rows could not be sent"):
+        writer.write(world.frame("c", "", ""))
+    world.epoch(writer, 2, "d")
+    assert world.sent() == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("lane", ["write", "epoch"])
+def test_tasks_look_for_the_drivers_ledger(world, monkeypatch, lane):
+    monkeypatch.setattr(token, "_BETWEEN_LOOKS_S", 0)
+
+    def lost():
+        shutil.rmtree(f"{world.ledger}/_notes/tokens", ignore_errors=True)
+        return pa.table({"body": ["a"]})
+
+    frame = Frame(world.session, lost)
+    world.local[QUERY_ID] = "q"
+    with pytest.raises(LedgerError, match="The task ends before it sends"):
+        world.writer().write(frame) if lane == "write" else world.writer().write_epoch(frame, 0)
+    assert not world.sent()
+
+
+@pytest.mark.parametrize(
+    ("delivery", "stored", "twice"), [("at_least_once", 0, 2), ("effectively_once", 2, 0)]
+)
+def test_a_write_that_dies_leaves_notes_for_the_next(
+    world, monkeypatch, caplog, delivery, stored, twice
+):
+    caplog.set_level("INFO")
+    events: list[Any] = []
+    monkeypatch.setattr(lineage, "start", lambda *args, **more: events.append((args[2], more)))
+    monkeypatch.setattr(lineage, "end", lambda run, *facts: events.append(facts))
+    writer = world.writer(appId="load", delivery=delivery)
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(foreach_batch, "_append", send_and_fail)
+        writer.write(world.frame("a", "b"))
+    assert world.sent() == ["a", "b"]
+    assert events == [("write", {"is_stream": False}), ({}, "KeyError: 'died'")]
+    summary = writer.write(world.frame("a", "b"))
+    assert (summary.acked, summary.found_stored, summary.duplicates_possible) == (2, stored, twice)
+    assert events[2:] == [("write", {"is_stream": False}), ({"acked": 2, "degraded": 0},)]
+    again = writer.write(world.frame("a", "b"))
+    assert (again.found_stored, again.duplicates_possible, world.notes("writes", "starts")) == (
+        0,
+        0,
+        [],
+    )
+    assert len(world.sent()) == 6 - stored and "was begun" not in caplog.text
+    rows = world.rows("query_id, lane, rows_in, confirmed, adds_up")
+    assert {row[1:] for row in rows} == {("batch", 2, True, True)}
+    assert {summary.query_id, again.query_id} <= {row[0] for row in rows}
+
+
+def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    writer = world.writer(batchId="b/1", appId="load")
+    lock = ledger_lock(resolve_path(world.ledger), 0, name="batch_load_b=2F1.lock")
+    with lock, pytest.raises(LedgerError, match="is writing the batchId 'b/1'") as caught:
+        writer.write(world.frame("a", ""))
+    assert caught.value.path == world.ledger and not world.sent()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(NamedBatch, "end", Mock(side_effect=Killed))
+        writer.write(world.frame("a", ""))
+    for _ in range(2):
+        summary = writer.write(world.frame("a", ""))
+        assert summary.is_repeated and (summary.rows_in, summary.acked, summary.dead) == (2, 1, 1)
+        assert summary.query_id.startswith("load/b/1/") and not summary.duration_s
+    assert world.sent() == ["a"] and caplog.text.count("is complete in the ledger") == 2
+    with pytest.raises(CheckpointError, match="number of rows was 2, and is 1"):
+        writer.write(world.frame("a"))
+    other = world.writer(batchId="b/2")
+    for world.local[QUERY_ID], outcome in (
+        ("q", contextlib.nullcontext()),
+        ("p", pytest.raises(CheckpointError, match="streaming query was q, and is p")),
+    ):
+        with outcome:
+            assert not other.write(world.frame("c")).is_repeated
+    assert world.sent() == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("delivery", "sent"),
+    [("at_least_once", "aa"), ("effectively_once", "a"), ("transactional", "a")],
+)
+def test_a_batch_over_its_budget_is_not_complete(half, delivery, sent):
+    """Messages of a transactional write are visible then, so it cannot be repeated."""
+    half.settings |= {"delivery": delivery, "batchId": "b", "maxEpochFailures": 0}
+    for _ in range(2):
+        with pytest.raises(DeliveryError, match="1 of 2 rows could not be sent"):
+            half.writer().write(half.frame("a", ""))
+    assert "".join(half.sent()) == sent
+    log = [path.read_text() for path in Path(half.ledger, "_delta_log").glob("*.json")]
+    assert ('"txn"' in "".join(log)) is (delivery == "transactional")
+
+
+def test_half_messages_of_epochs(half, monkeypatch, caplog):
+    writer, death = half.writer(), pytest.raises(Killed)
+    with monkeypatch.context() as patch, death:
+        patch.setattr(foreach_batch, "_append", send_and_die)
+        half.epoch(writer, 0, "a", "b")
+    half.epoch(writer, 0, "a", "b")
+    assert half.sent() == ["a", "b"] and half.rows(ENDS, "transactions") == [
+        ("job", 0, 2, 2, 0, False)
+    ]
+    # The driver rolls the first attempt's messages back, when brokers ask.
+    half.cluster.check_transactions()
+    until(lambda: not half.cluster.brokers[0].half_messages())
+    with monkeypatch.context() as patch, death:
+        patch.setattr(TransactionCommitter, "_end", Mock(side_effect=Killed))
+        half.epoch(writer, 1, "c")
+    half.epoch(writer, 2, "d", run="s")
+    assert half.sent() == ["a", "b", "c", "d"]
+    with monkeypatch.context() as patch, death:
+        patch.setattr(TransactionCommitter, "_note", Mock(side_effect=Killed))
+        half.epoch(writer, 3, "e", run="s")
+    half.epoch(writer, 4, "f", run="t")
+    assert half.sent() == [*"abcdef"]
+    stored = [(0, 2, 0), (1, 1, 0), (2, 1, 0), (3, 1, 1), (4, 1, 0)]
+    assert half.rows("epoch, committed, found_stored", "transactions") == stored
+    assert not half.notes("ends") and not caplog.messages
+
+
+def test_an_epoch_that_cannot_be_ended_ends_the_query(half, monkeypatch, caplog):
+    writer = half.writer()
+    half.epoch(writer, 0, "a")
+    lock = ledger_lock(resolve_path(half.ledger), 0, name=ENDS_LOCK)
+    with lock, pytest.raises(DeliveryError, match=r"epoch 1 is in .* has long been ending epochs"):
+        half.epoch(writer, 1, "b", "c")
+    half.cluster.brokers[0].lose_half_messages()
+    with pytest.raises(DeliveryError, match="2 messages of epoch 1 are in the ledger") as caught:
+        half.epoch(writer, 2, "d", run="s")
+    assert caught.value.counts == {"acked": 0}
+    assert half.sent() == ["a"] and half.rows(ENDS, "transactions")[1][2:] == (2, 0, 2, False)
+    columns = "lane, run_id, committed, refused, topic, broker_name, remark"
+    lost = (None, None, "t", "broker-a", "Find prepared transaction message failed")
+    assert half.rows(columns, "rows_of_transaction") == [
+        ("foreach_batch", "r", *end)
+        for end in ((1, 0, None, None, None), (0, 2, None, None, None), lost, lost)
+    ]
+    [(duration_ms,)] = half.rows("duration_ms", "rows_of_transaction WHERE refused > 0")
+    assert 0 < duration_ms < 60_000
+
+
+@pytest.mark.parametrize("seconds", [290, 310])
+def test_a_committer_knows_order_and_age_of_half_messages(half, monkeypatch, caplog, seconds):
+    commits = Mock(side_effect=HalfMessageCommitter)
+    monkeypatch.setattr(transactions, "HalfMessageCommitter", commits)
+    clock = Mock(monotonic=time.monotonic, time=lambda: time.time() + seconds)
+    writers = half.writer(), half.writer(appId="", ordering="strict")
+    half.epoch(writers[0], 0, "a")
+    monkeypatch.setattr(transactions, "time", clock)
+    half.epoch(writers[1], 0, "a", "b")
+    facts = [committer.kwargs for committer in commits.call_args_list]
+    assert [each["ordered"] for each in facts] == [False, True]
+    assert all(abs(each["since_ms"] / 1000 - time.time()) < 60 for each in facts)
+    text = "half messages of epoch 0 were up to 31"
+    assert [text in each for each in caplog.messages] == [True] * (seconds > 300)
+    committer = TransactionCommitter(half.session, writers[0]._options, ordered=True)
+    steps = list[Any]()
+    report = committer.end("job", 0, wait_s=0, again=True, progress=lambda *n: steps.append(n))
+    assert report == EndReport("job", 0, 1, found_stored=1, topics=("t",))
+    assert steps[-1] == (1, 1) and commits.call_args.kwargs["ordered"]
+    assert committer.end("job", 0, wait_s=0) == EndReport("job", 0)
+    assert [committer.members("job", epoch) for epoch in (1, 2)] == [None, None]
+    assert len(committer.members("q", 0) or ()) == 2 and not committer.open_epochs(refused=True)
+
+
+def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
+    writer = world.writer(ordering="strict", retryTimesWhenSendFailed=0)
+    world.epoch(writer, 0, "a")
+    world.cluster.on_send(Answer(1, "boom"), times=None)
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(foreach_batch, "_append", send_and_fail)
+        writer.write(world.frame("b"))
+    # Nobody would release the key of a failed write; only the query's queues are noted.
+    assert world.notes("queues", "pending") == ["queues"]
+    world.epoch(writer, 1, "b")
+    world.cluster.behave()
+    world.epoch(writer, 2, "c")
+    letters = [row[1:] for row in world.rows("epoch, letter_id", "rows_of_dead_letter")]
+    for letter_id in letters:
+        assert world.sent() == ["a"]
+        done = values.resolved({"letter_id": [*letter_id]}, "parked")
+        Ledger(world.ledger).append(world.session, done)
+    assert world.notes("pending")
+    world.epoch(writer, 3, "d")
+    assert world.sent() == ["a", "d"] and not world.notes("pending")
+    assert len(letters) == 2 and writer.write(world.frame("e")).acked == 1
+    assert world.notes("queues") == ["queues"]
