@@ -37,7 +37,6 @@ WITH_JAVA = {
         "test_an_epoch_is_hidden_until_its_append",
         "test_batch_writes_have_it_and_foreach_does_not",
     ),
-    "spark/test_two_writes.py": ("test_what_counts_as_the_second_write_of_an_epoch",),
     "spark/test_session.py": ("test_a_thread_that_has_run_nothing_yet_knows_the_session",),
     "spark/test_busy_ledger.py": ("test_who_decides_refuses",),
     "spark/backfill/test_backfill.py": (

@@ -460,7 +460,7 @@ def test_a_committer_knows_order_and_age_of_half_messages(half, monkeypatch, cap
 
 
 def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
-    writer = world.writer(ordering="strict", retryTimesWhenSendFailed=0)
+    writer = world.writer(ordering="strict", retryTimesWhenSendFailed=0, deliveryTimeoutMs=500)
     world.epoch(writer, 0, "a")
     world.cluster.on_send(Answer(1, "boom"), times=None)
     with monkeypatch.context() as patch, pytest.raises(KeyError):

@@ -23,9 +23,6 @@ from tests.ledger.values import claimant
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
 
-pytestmark = pytest.mark.spark
-
-
 cluster = scripted_cluster(1, one=1, two=1)
 
 
@@ -75,6 +72,7 @@ def in_thread(function, *arguments):
         return pool.submit(function, *arguments).result()
 
 
+@pytest.mark.spark
 def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
 
@@ -99,6 +97,7 @@ def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
     assert world.sent("two") == [[b"a", b"b"]]
 
 
+@pytest.mark.spark
 def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
     sink = world.sink("one")
@@ -117,6 +116,7 @@ def test_a_frame_after_one_that_failed_is_refused(world):
     assert world.sent("one") == [[b"a", b"b"]]
 
 
+@pytest.mark.spark
 def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     sink, named = world.sink("one"), world.sink("one", "job")
     runs = []
@@ -141,6 +141,7 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     assert run_of(world.spark.range(1)) == StreamRun()
 
 
+@pytest.mark.spark
 def test_a_sink_that_lives_on_begins_each_run_anew(world):
     sink = world.sink("one", "job")
 
@@ -227,6 +228,7 @@ def test_an_epoch_goes_on_with_the_delivery_of_its_begin(
         check_whole(place, "q", 5, delivery, is_held=is_held)
 
 
+@pytest.mark.spark
 def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):
     path = str(world.folder / "ledger")
     register(world.spark, ledger=path)
