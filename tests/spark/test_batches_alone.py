@@ -6,33 +6,27 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocket_sink.errors import (
-    CheckpointError,
-    ColumnError,
-    ConfigurationError,
-    DeliveryError,
-    LedgerError,
-    NameServerUnavailableError,
-)
+from rocket_sink import errors
 from rocket_sink.ledger import token
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.epoch_starts import NamedBatch
-from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
+from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
-from rocket_sink.spark import foreach_batch, lineage, transactions
-from rocket_sink.spark.checks import reach
+from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
+from rocket_sink.spark import console, foreach_batch, frames, lineage, transactions
+from rocket_sink.spark.checks import own_input, reach
 from rocket_sink.spark.checks.context import PENDING, QUERY_ID, RUN_ID
 from rocket_sink.spark.foreach_batch import BatchWriter
-from rocket_sink.spark.transactions import EndReport, TransactionCommitter
+from rocket_sink.spark.transactions import EndReport, TransactionChecker, TransactionCommitter
 from rocket_sink.testing import Answer
 from tests.clusters import scripted_cluster
 from tests.killed import Killed
@@ -40,16 +34,17 @@ from tests.ledger import values
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
 
-
-def send_and_die(results, *_):
-    """Run the tasks, and let the driver die before the commit."""
-    results.collect()
-    raise Killed
+NO_ROWS = pa.schema([("kind", "string")])
 
 
-def send_and_fail(results, *_):
-    results.collect()
-    raise KeyError("died")
+def dies(death):
+    """Return a function in which the driver dies when the tasks have sent, before the commit."""
+
+    def append(results, *_):
+        results.collect()
+        raise death
+
+    return append
 
 
 class Frame:
@@ -59,40 +54,37 @@ class Frame:
 
     def __init__(self, session, rows):
         self.sparkSession, self._rows = session, rows
-        plan = Mock(**{"deterministic.return_value": True, "toString.return_value": "Project"})
-        plan.getNumPartitions.return_value = 1
-        execution = Mock(
-            **{f"{name}.return_value": plan for name in ("analyzed", "executedPlan", "toRdd")}
-        )
-        self._jdf = Mock(**{"queryExecution.return_value": execution})
-        self._jdf.sparkSession().sharedState().activeStreamingQueries().values.return_value = []
+        values = {"deterministic": True, "toString": "Project", "getNumPartitions": 1}
+        plan = Mock(**{f"{name}.return_value": value for name, value in values.items()})
+        execution = Mock(analyzed=lambda: plan, executedPlan=lambda: plan, toRdd=lambda: plan)
+        self.plan, self._jdf = plan, Mock(queryExecution=lambda: execution)
+        self.queries = self._jdf.sparkSession().sharedState().activeStreamingQueries().values
+        self.queries.return_value = []
 
     @property
     def schema(self):
         return from_arrow_schema(self._rows().schema)
 
     def __getitem__(self, name):
-        return SimpleNamespace(alias=lambda alias: name.strip("`"))
+        return SimpleNamespace(alias=lambda alias: (name.strip("`"), alias))
 
-    def select(self, *names):
-        return Frame(self.sparkSession, lambda: self._rows().select(list(names)))
+    def _changed(self, change):
+        return Frame(self.sparkSession, lambda: change(self._rows()))
+
+    def select(self, *columns):
+        names = dict(each if isinstance(each, tuple) else (each, each) for each in columns)
+        return self._changed(lambda rows: rows.select([*names]).rename_columns([*names.values()]))
 
     def where(self, condition):
         name, value = condition.replace("'", "").split(" = ")
-        return Frame(
-            self.sparkSession, lambda: self._rows().filter(pa.compute.field(name) == value)
-        )
+        return self._changed(lambda rows: rows.filter(pa.compute.field(name) == value))
 
     def mapInArrow(self, make, ddl):
-        def rows():
-            batches = [*make(iter(self._rows().to_batches()))]
-            return (
-                pa.Table.from_batches(batches)
-                if batches
-                else pa.table({"kind": pa.array([], "string")})
-            )
+        def made(rows):
+            batches = [*make(iter(rows.to_batches()))]
+            return pa.Table.from_batches(batches, None if batches else NO_ROWS)
 
-        return Frame(self.sparkSession, rows)
+        return self._changed(made)
 
     def collect(self):
         return [Row(**row) for row in self._rows().to_pylist()]
@@ -109,29 +101,24 @@ class World:
 
     def __init__(self, cluster, ledger):
         self.cluster, self.session = cluster, values.session()
+        self.ledger, self.local, self.attempt = str(ledger), {}, 0
         self.settings: dict[str, Any] = {
-            "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+            "nameServer": cluster.name_server, "topic": "t", "ledger": self.ledger,
             "storedCheckDelay": 100,
         }  # fmt: skip
-        self.ledger, self.local, self.attempt = str(ledger), {}, 0
-        context = self.session.sparkContext
-        context.getLocalProperty = self.local.get
-        context.addJobTag = context.removeJobTag = lambda tag: None
-        tracker = SimpleNamespace(
-            getJobIdsForTag=lambda tag: [1],
-            getJobInfo=lambda number: Row(status="SUCCEEDED", stageIds=[1]),
-            getStageInfo=lambda number: Row(currentAttemptId=self.attempt),
-        )  # fmt: skip
-        context.getConf = lambda: SimpleNamespace(get=lambda name: None)
-        context.statusTracker = lambda: tracker
-        scala = SimpleNamespace(statusTracker=lambda: tracker)
-        context._jsc = SimpleNamespace(sc=lambda: scala)
+        tracker = Mock(**{"getJobIdsForTag.return_value": [1]})
+        tracker.getJobInfo.return_value = Row(status="SUCCEEDED", stageIds=[1])
+        tracker.getStageInfo = lambda number: Row(currentAttemptId=self.attempt)
+        context = Mock(master="local[2]", applicationId="app", getLocalProperty=self.local.get)
+        context.getConf().get.return_value = None
+        context.statusTracker = context._jsc.sc().statusTracker = lambda: tracker
+        self.session.sparkContext = context
 
     def writer(self, **more):
         return BatchWriter(SinkOptions.parse({**self.settings, **more}))
 
     def frame(self, *bodies, session=None):
-        table = pa.table({"body": bodies, "sharding_key": ["k"] * len(bodies)})
+        table = pa.table({"body": pa.array(bodies, "string"), "sharding_key": ["k"] * len(bodies)})
         return Frame(session or self.session, lambda: table)
 
     def epoch(self, writer, number, *bodies, run="r", query="q"):
@@ -151,20 +138,13 @@ class World:
         return [tuple(vars(row).values()) for row in rows]
 
 
-cluster = scripted_cluster(1, t=1)
-
-
-@pytest.fixture
-def world(cluster, tmp_path):
-    return World(cluster, tmp_path / "ledger")
-
-
 class Epochs:
     """The stand-in of the ledger's view `transactions`, as DuckDB reads it."""
 
+    query_id = type("Named", (), {"__eq__": lambda self, query: f"query_id = '{query}'"})()
+
     def __init__(self, path, condition="true"):
         self._path, self._condition = path, condition
-        self.query_id = Named("query_id")
 
     def where(self, condition):
         return Epochs(self._path, f"({self._condition}) AND ({condition})")
@@ -173,9 +153,12 @@ class Epochs:
         return view_rows(self._path, f"SELECT * FROM transactions WHERE {self._condition}")
 
 
-class Named(str):
-    def __eq__(self, value):
-        return f"{self} = '{value}'"
+cluster = scripted_cluster(1, t=1)
+
+
+@pytest.fixture
+def world(cluster, tmp_path):
+    return World(cluster, tmp_path / "ledger")
 
 
 @pytest.fixture
@@ -203,12 +186,14 @@ def test_the_epochs_of_runs(world, caplog, monkeypatch):
     monkeypatch.setattr(lineage, "_runs", {})
     monkeypatch.setattr(lineage, "_emit", lambda *event: events.append((*event[:2], event[2].job)))
     world.epoch(writer, 0, "a", "b")
-    with pytest.raises(ConfigurationError, match="another write_batch has written the epoch 0"):
+    with pytest.raises(
+        errors.ConfigurationError, match="another write_batch has written the epoch 0"
+    ):
         world.epoch(writer, 0, "c")
     world.epoch(writer, 1, "c")
     world.epoch(writer, 1, "c", run="s")
     world.epoch(writer, 2, "", "d", run="s")
-    with pytest.raises(CheckpointError, match="holds epochs up to 2"):
+    with pytest.raises(errors.CheckpointError, match="holds epochs up to 2"):
         world.epoch(writer, 1, "e", run="u")
     assert world.sent() == ["a", "b", "c", "d"]
     assert world.rows(EPOCHS) == [
@@ -224,11 +209,11 @@ def test_the_epochs_of_runs(world, caplog, monkeypatch):
 def test_an_epoch_whose_append_died_counts_its_rows_twice(world, monkeypatch, caplog):
     writer = world.writer()
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(foreach_batch, "_append", send_and_die)
+        patch.setattr(foreach_batch, "_append", dies(Killed()))
         world.epoch(writer, 0, "a", "b")
-    with pytest.raises(ConfigurationError, match="failed with another frame"):
+    with pytest.raises(errors.ConfigurationError, match="failed with another frame"):
         world.epoch(writer, 0, "c")
-    with pytest.raises(CheckpointError, match="begun with delivery=at_least_once"):
+    with pytest.raises(errors.CheckpointError, match="begun with delivery=at_least_once"):
         world.epoch(world.writer(delivery="effectively_once"), 0, "a", "b", run="s")
     world.epoch(writer, 0, "a", "b")
     world.attempt = 1  # Spark has run the stage again.
@@ -254,7 +239,7 @@ def test_without_a_ledger(world, caplog):
         summary = writer.write(world.frame("b", "c", session=session))
         assert (summary.acked, summary.duplicates_possible, summary.ledger) == (2, twice, "")
         assert summary.query_id in caplog.messages[-1] and 0 < summary.duration_s < 60
-    with pytest.raises(ConfigurationError, match="this frame is a stream"):
+    with pytest.raises(errors.ConfigurationError, match="this frame is a stream"):
         frame = world.frame("d")
         frame.isStreaming = True
         writer.write(frame)
@@ -268,7 +253,9 @@ def test_a_run_without_an_id_makes_a_new_ledger_at_each_epoch(world):
     world.epoch(writer, 1, "b", run="")
     assert world.rows(EPOCHS) == [(1, "job", "job", "foreach_batch", 1, 1, 0, 0)]
     assert values.claimant(world.ledger, "job") == "q"
-    with pytest.raises(CheckpointError, match="names the streaming query q, and this query is p"):
+    with pytest.raises(
+        errors.CheckpointError, match="names the streaming query q, and this query is p"
+    ):
         world.epoch(writer, 2, "c", query="p", run="p")
     assert world.sent() == ["a", "b"]
 
@@ -277,13 +264,13 @@ def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch, tmp_path):
     monkeypatch.setattr(reach, "_PAUSES_S", ())
     away = world.writer(nameServer="127.0.0.1:9", connectTimeoutMs=200)
     broken = Frame(world.session, lambda: pa.table({"bodi": ["a"]}))
-    with pytest.raises(ColumnError):
+    with pytest.raises(errors.ColumnError):
         world.writer(batchId="b").write(broken)
     for function in (lambda: away.write(world.frame("a")), lambda: world.epoch(away, 0, "a")):
-        with pytest.raises(NameServerUnavailableError):
+        with pytest.raises(errors.NameServerUnavailableError):
             function()
     world.session.conf.set("spark.speculation", "true")
-    with pytest.raises(ConfigurationError, match="allowSpeculation"):
+    with pytest.raises(errors.ConfigurationError, match="allowSpeculation"):
         world.writer().write(world.frame("a"))
     assert not (world.notes("batches") or world.sent() or Path(world.ledger, "_delta_log").exists())
 
@@ -291,9 +278,9 @@ def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch, tmp_path):
 def test_the_budget_of_an_epoch(world):
     writer = world.writer(maxEpochFailures=1)
     world.epoch(writer, 0, "a", "")
-    with pytest.raises(DeliveryError, match="2 of 3 rows of epoch 1 could not be sent"):
+    with pytest.raises(errors.DeliveryError, match="2 of 3 rows of epoch 1 could not be sent"):
         world.epoch(writer, 1, "b", "", "")
-    with pytest.raises(DeliveryError, match="2 of 3 rows could not be sent"):
+    with pytest.raises(errors.DeliveryError, match="2 of 3 rows could not be sent"):
         writer.write(world.frame("c", "", ""))
     world.epoch(writer, 2, "d")
     assert world.sent() == ["a", "b", "c", "d"]
@@ -309,7 +296,7 @@ def test_tasks_look_for_the_drivers_ledger(world, monkeypatch, lane):
 
     frame = Frame(world.session, lost)
     world.local[QUERY_ID] = "q"
-    with pytest.raises(LedgerError, match="The task ends before it sends"):
+    with pytest.raises(errors.LedgerError, match="The task ends before it sends"):
         world.writer().write(frame) if lane == "write" else world.writer().write_epoch(frame, 0)
     assert not world.sent()
 
@@ -326,7 +313,7 @@ def test_a_write_that_dies_leaves_notes_for_the_next(
     monkeypatch.setattr(lineage, "end", lambda run, *facts: events.append(facts))
     writer = world.writer(appId="load", delivery=delivery)
     with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr(foreach_batch, "_append", send_and_fail)
+        patch.setattr(foreach_batch, "_append", dies(KeyError("died")))
         writer.write(world.frame("a", "b"))
     assert world.sent() == ["a", "b"]
     assert events == [("write", {"is_stream": False}), ({}, "KeyError: 'died'")]
@@ -345,11 +332,24 @@ def test_a_write_that_dies_leaves_notes_for_the_next(
     assert {summary.query_id, again.query_id} <= {row[0] for row in rows}
 
 
+def test_writes_and_epochs_without_rows(world, monkeypatch, caplog):
+    writer = world.writer()
+    assert writer.write(world.frame()).rows_in == 0
+    world.epoch(writer, 0)
+    assert world.rows("epoch, rows_in, confirmed") == [(0, 0, True)]
+    begin = Mock(
+        side_effect=[foreach_batch.begin_append(world.session, resolve_path(world.ledger))]
+    )
+    monkeypatch.setattr(foreach_batch, "begin_append", begin)
+    assert writer.write(world.frame()).rows_in == 0
+    assert f"cannot note in the ledger {world.ledger} that a write is done" in caplog.text
+
+
 def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
     caplog.set_level("INFO")
     writer = world.writer(batchId="b/1", appId="load")
     lock = ledger_lock(resolve_path(world.ledger), 0, name="batch_load_b=2F1.lock")
-    with lock, pytest.raises(LedgerError, match="is writing the batchId 'b/1'") as caught:
+    with lock, pytest.raises(errors.LedgerError, match="is writing the batchId 'b/1'") as caught:
         writer.write(world.frame("a", ""))
     assert caught.value.path == world.ledger and not world.sent()
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -360,12 +360,12 @@ def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
         assert summary.is_repeated and (summary.rows_in, summary.acked, summary.dead) == (2, 1, 1)
         assert summary.query_id.startswith("load/b/1/") and not summary.duration_s
     assert world.sent() == ["a"] and caplog.text.count("is complete in the ledger") == 2
-    with pytest.raises(CheckpointError, match="number of rows was 2, and is 1"):
+    with pytest.raises(errors.CheckpointError, match="number of rows was 2, and is 1"):
         writer.write(world.frame("a"))
     other = world.writer(batchId="b/2")
     for world.local[QUERY_ID], outcome in (
         ("q", contextlib.nullcontext()),
-        ("p", pytest.raises(CheckpointError, match="streaming query was q, and is p")),
+        ("p", pytest.raises(errors.CheckpointError, match="streaming query was q, and is p")),
     ):
         with outcome:
             assert not other.write(world.frame("c")).is_repeated
@@ -380,7 +380,7 @@ def test_a_batch_over_its_budget_is_not_complete(half, delivery, sent):
     """Messages of a transactional write are visible then, so it cannot be repeated."""
     half.settings |= {"delivery": delivery, "batchId": "b", "maxEpochFailures": 0}
     for _ in range(2):
-        with pytest.raises(DeliveryError, match="1 of 2 rows could not be sent"):
+        with pytest.raises(errors.DeliveryError, match="1 of 2 rows could not be sent"):
             half.writer().write(half.frame("a", ""))
     assert "".join(half.sent()) == sent
     log = [path.read_text() for path in Path(half.ledger, "_delta_log").glob("*.json")]
@@ -390,7 +390,7 @@ def test_a_batch_over_its_budget_is_not_complete(half, delivery, sent):
 def test_half_messages_of_epochs(half, monkeypatch, caplog):
     writer, death = half.writer(), pytest.raises(Killed)
     with monkeypatch.context() as patch, death:
-        patch.setattr(foreach_batch, "_append", send_and_die)
+        patch.setattr(foreach_batch, "_append", dies(Killed()))
         half.epoch(writer, 0, "a", "b")
     half.epoch(writer, 0, "a", "b")
     assert half.sent() == ["a", "b"] and half.rows(ENDS, "transactions") == [
@@ -418,10 +418,15 @@ def test_an_epoch_that_cannot_be_ended_ends_the_query(half, monkeypatch, caplog)
     writer = half.writer()
     half.epoch(writer, 0, "a")
     lock = ledger_lock(resolve_path(half.ledger), 0, name=ENDS_LOCK)
-    with lock, pytest.raises(DeliveryError, match=r"epoch 1 is in .* has long been ending epochs"):
+    with (
+        lock,
+        pytest.raises(errors.DeliveryError, match=r"epoch 1 is in .* has long been ending epochs"),
+    ):
         half.epoch(writer, 1, "b", "c")
     half.cluster.brokers[0].lose_half_messages()
-    with pytest.raises(DeliveryError, match="2 messages of epoch 1 are in the ledger") as caught:
+    with pytest.raises(
+        errors.DeliveryError, match="2 messages of epoch 1 are in the ledger"
+    ) as caught:
         half.epoch(writer, 2, "d", run="s")
     assert caught.value.counts == {"acked": 0}
     assert half.sent() == ["a"] and half.rows(ENDS, "transactions")[1][2:] == (2, 0, 2, False)
@@ -464,7 +469,7 @@ def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
     world.epoch(writer, 0, "a")
     world.cluster.on_send(Answer(1, "boom"), times=None)
     with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr(foreach_batch, "_append", send_and_fail)
+        patch.setattr(foreach_batch, "_append", dies(KeyError("died")))
         writer.write(world.frame("b"))
     # Nobody would release the key of a failed write; only the query's queues are noted.
     assert world.notes("queues", "pending") == ["queues"]
@@ -481,3 +486,112 @@ def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
     assert world.sent() == ["a", "d"] and not world.notes("pending")
     assert len(letters) == 2 and writer.write(world.frame("e")).acked == 1
     assert world.notes("queues") == ["queues"]
+
+
+def test_an_epoch_is_ended_under_a_live_lock_alone(half, monkeypatch):
+    check = Mock(side_effect=errors.LedgerError("another process may hold it now"))
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerLock, "check", check)
+        for query in ("z", "a"):
+            with pytest.raises(errors.LedgerError, match="may hold it now"):
+                half.epoch(half.writer(appId=""), 0, query, query=query)
+    committer = TransactionCommitter(half.session, half.writer()._options)
+    is_open = [("a", 0), ("z", 0)]
+    assert [(row.query_id, row.epoch) for row in committer.open_epochs()] == is_open
+    assert [row.query_id for row in committer.open_epochs("z")] == ["z"] and not half.sent()
+
+
+def test_a_checker_of_its_own_ends_epochs(half, monkeypatch, caplog):
+    monkeypatch.setattr(transactions, "driver_answerer", Mock(side_effect=errors.LedgerError("x")))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(TransactionCommitter, "_end", Mock(side_effect=Killed))
+        half.epoch(half.writer(), 0, "a", "b")
+    assert caplog.messages == ["brokers get no answers about half messages of t: x"]
+    states, reports = list[Any](), list[Any]()
+    checker = TransactionChecker(
+        half.session, half.writer()._options, on_end=reports.append, ordered=True,
+        on_decision=lambda mark, message_id, state: states.append((mark.query_id, state)),
+    )  # fmt: skip
+    for _ in range(2):
+        checker.watch("t")
+    # The checker may not have reached the broker yet.
+    until(lambda: half.cluster.check_transactions() or reports)
+    checker.close()
+    assert reports == [EndReport("job", 0, 2, topics=("t",))] and half.sent() == ["a", "b"]
+    assert {*states} <= {("job", UNKNOWN), ("job", ROLLBACK)}
+    with pytest.raises(errors.LedgerError, match="use a classic session"):
+        TransactionCommitter(SimpleNamespace(), half.writer()._options)
+
+
+# --- the plan of a frame ------------------------------------------------------------------------
+
+
+def table_of(session, *names):
+    return Frame(session, lambda: pa.table({n: [3 if n == "delay_level" else "a"] for n in names}))
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [("key value", 1), ("keys value", 0), ("key body", 0), ("key value sharding_key", 0)],
+)
+def test_a_column_named_key_is_warned_of_once(world, caplog, names, warned):
+    frames._warn_of_key.cache_clear()
+    for _ in range(2):
+        frames.plan_of(table_of(world.session, *names.split()), SinkOptions.parse(topic="t"))
+    assert caplog.text.count("for that, name it sharding_key") == warned
+
+
+def test_frames_that_would_lose_or_double_rows(world, monkeypatch, caplog):
+    once = SinkOptions.parse(ledger="/in/l", delivery="effectively_once", topic="t")
+    frame = table_of(world.session, "BODY")
+    assert frames.plan_of(frame, once).source("body") == "BODY"
+    world.session.conf.set(frames._CASE, "TRUE")
+    with pytest.raises(errors.ColumnError, match="body"):
+        frames.plan_of(frame, once)
+    console._warn_of_delays.cache_clear()
+    delayed = table_of(world.session, "body", "delay_level", "sharding_key")
+    delayed.plan.deterministic.return_value = False
+    frames.plan_of(delayed, SinkOptions.parse(ordering="strict", topic="t"))
+    assert "does not hold for rows with a delay (delay_level)" in caplog.text
+    with pytest.raises(errors.ConfigurationError, match="anew in each run"):
+        frames.plan_of(delayed, once)
+    assert frames.plan_of(table_of(SimpleNamespace(), "body"), once)  # of Spark Connect
+    monkeypatch.setattr(own_input, "input_folders", lambda plan: ["/in"])
+    with pytest.raises(errors.ConfigurationError, match="ledger /in/l is inside /in"):
+        frames.plan_of(delayed, once)
+
+
+def test_a_streams_own_plan_tells_of_chance(world, caplog):
+    caplog.set_level("INFO")
+    frame, execution = world.frame("a"), Mock()
+    execution.name.return_value = "job"
+    execution.id().toString.return_value = "q-1"
+    execution.runId().toString.return_value = "r"
+    execution.analyzedPlan().deterministic.return_value = False
+    frame.queries.return_value = [execution]
+    with pytest.raises(errors.ConfigurationError, match="anew in each run"):
+        world.writer(delivery="effectively_once").write_epoch(frame, 0)
+    world.writer().write_epoch(frame, 0)
+    assert "the query job (q-1) sends to the topic t" in caplog.text and world.sent() == ["a"]
+
+
+@pytest.mark.parametrize(("policy", "zone"), [("legacy", "XXX"), ("CORRECTED", "XXXXX")])
+def test_the_columns_that_spark_hands_to_tasks(world, monkeypatch, policy, zone):
+    options = SinkOptions.parse(columns="body=a.b", topic="t")
+    frame = table_of(world.session, "a.b", "more", "tags")
+    needed, plan = frames.select_needed(frame, frames.plan_of(frame, options))
+    assert needed.schema.names == ["tags", "_column_1"]
+    assert (plan.source("body"), plan.source("tags")) == ("_column_1", "tags")
+    assert frames.quoted("a`b") == "`a``b`"
+    world.session.conf.set(frames._PARSER, policy)
+    functions = Mock(col=lambda name: name, struct=lambda *names: names)
+    functions.to_json().alias().alias = lambda alias: ("more", alias)
+    monkeypatch.setattr(frames, "F", functions)
+    for body_format, is_ignored in (("json", "True"), ("json_nulls", "False")):
+        options = SinkOptions.parse(topic="t", bodyFormat=body_format)
+        needed, plan = frames.select_needed(frame, frames.plan_of(frame, options))
+        local = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+        formats = {"ignoreNullFields": is_ignored, "timestampFormat": local + zone}
+        fields = ("`a.b`", "`more`")
+        assert functions.to_json.call_args == call(fields, {**formats, "timestampNTZFormat": local})
+        assert needed.schema.names == ["body", "tags"]

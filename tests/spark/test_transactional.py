@@ -23,6 +23,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.rows.contract import HALF_BYTES, resolve_columns
+from rocket_sink.spark import transactions
 from rocket_sink.spark.decided_epoch import read_halves
 from rocket_sink.spark.transactions import CheckBacks, EndReport, TransactionChecker
 from rocket_sink.task import transaction_marker as marker
@@ -368,11 +369,12 @@ def test_a_mark_that_is_not_ours_is_no_mark(text):
     assert HalfMark.read({marker.TRANSACTION_PROPERTY: text}) is None
 
 
-def test_a_listener_that_fails_leaves_the_question_unanswered(world):
+def test_a_listener_that_fails_leaves_the_question_unanswered(world, caplog):
     world.send()
     closed = Mock(side_effect=BrokenPipeError)
     decide = check_backs(world, frozenset({"another"}), on_decision=closed)
     assert decide(asked(world.open()[0])) is UNKNOWN
+    assert "a half message was not decided on" in caplog.text
 
 
 def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world):
@@ -381,9 +383,38 @@ def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world):
     members = Mock(return_value=None)
     decide = CheckBacks(members, lambda topic, one: False, never, clock=now_s)
     assert {decide(half) for _ in range(2000)} == {UNKNOWN} and members.call_count == 1
-    now_s.return_value = 1.0
-    decide(half)
-    assert members.call_count == 2
+    for now_s.return_value, calls in ((0.19, 1), (0.21, 2), (1.0, 3)):
+        decide(half)
+        assert members.call_count == calls
+
+
+def test_the_messages_of_some_decided_epochs_are_remembered():
+    members, decisions = Mock(return_value=frozenset()), Mock()
+    decide = CheckBacks(members, never, never, on_decision=decisions)
+    for epoch, calls in enumerate((1, 2, 3, 4, 4, 5, 5, 6)):
+        mark = HalfMark("q", "r", (0, 1, 2, 3, 0, 4, 1, 0)[epoch], 0, 7)
+        properties = {marker.TRANSACTION_PROPERTY: str(mark)}
+        half: Any = SimpleNamespace(properties=properties, message_id="x", topic="t")
+        assert decide(half) is ROLLBACK and members.call_count == calls
+        assert decisions.call_args == call(mark, "x", ROLLBACK)
+    half.message_id = None
+    assert decide(half) is UNKNOWN
+
+
+def test_a_driver_has_a_checker_per_ledger_of_its_application(monkeypatch):
+    monkeypatch.setattr(transactions, "TransactionChecker", Mock(side_effect=lambda *_: Mock()))
+    monkeypatch.setattr(transactions, "_answerers", {})
+
+    def checker(application, topic, group):
+        spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(applicationId=application))
+        return transactions.driver_answerer(spark, SinkOptions.parse(topic=topic), group)
+
+    first, other = checker("a", "t", "g"), checker("a", "u", "g")
+    assert checker("a", "t", "g") is first and not first.close.called and other is not first
+    anew = checker("a", "t", "h")
+    assert first.close.called and not other.close.called and anew is checker("a", "t", "h")
+    assert checker("b", "t", "h") is not anew
+    assert anew.close.called and other.close.called
 
 
 def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(world):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark import foreach_batch
 from rocket_sink.spark.checks.context import StreamRun, run_of
 from rocket_sink.spark.foreach_batch import BatchWriter, _once_a_run, _Start
 from rocket_sink.testing import FakeCluster
@@ -200,10 +202,28 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
     write(query="by hand", run="", epoch=1)
 
 
-def test_a_ledger_is_refused_over_connect(tmp_path):
-    writer = BatchWriter(SinkOptions.parse({"nameServer": "n", "ledger": str(tmp_path)}))
-    with pytest.raises(ConfigurationError, match="over Spark Connect cannot use a ledger"):
-        writer._query_of(SimpleNamespace(), StreamRun())
+@pytest.mark.parametrize(
+    ("is_classic", "app_id", "ledger", "stream", "query"),
+    [
+        (True, "", "/l", StreamRun("q"), "q"), (True, "a", "", StreamRun("q", "r"), "a"),
+        (True, "a", "", StreamRun(), "a"), (False, "a", "", StreamRun(), "a"),
+        (True, "", "", StreamRun(), "nothing tells which streaming query"),
+        (True, "a", "", StreamRun(is_unclear=True), "nothing tells which streaming query"),
+        (True, "a", "", StreamRun("q", "refused"), "inside the input"),
+        (False, "a", "/l", StreamRun(), "over Spark Connect cannot use a ledger"),
+        (False, "", "", StreamRun(), "tells it no query id"),
+    ],
+)  # fmt: skip
+def test_the_name_of_the_query_that_writes(monkeypatch, is_classic, app_id, ledger, stream, query):
+    monkeypatch.setattr(foreach_batch, "refused_runs", {"refused": "a ledger inside the input"})
+    options = {"nameServer": "n", "ledger": ledger, "appId": app_id}
+    spark: Any = SimpleNamespace(_jsparkSession=object() if is_classic else None)
+    name = partial(BatchWriter(SinkOptions.parse(options))._query_of, spark, stream)
+    if len(query) == 1:
+        assert name() == query
+    else:
+        with pytest.raises(ConfigurationError, match=query):
+            name()
 
 
 @pytest.mark.parametrize(
