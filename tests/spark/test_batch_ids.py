@@ -1,15 +1,13 @@
 """Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
 
 import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rocket_sink import RocketSink, register
-from rocket_sink.errors import CheckpointError, LedgerError, OptionError
+from rocket_sink.errors import CheckpointError, OptionError
 from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
@@ -202,29 +200,6 @@ def test_equal_plans_of_other_rows_are_refused(world, tmp_path):
     world.frame(2).write.mode("append").parquet(first)
     with pytest.raises(CheckpointError, match="number of rows was 40, and is 42"):
         world.write(read(first))
-    assert world.sent() == ROWS
-
-
-def test_two_at_once(world, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
-    append = foreach_batch._append
-
-    def late(*arguments):
-        begun.set()
-        assert go_on.wait(300)
-        append(*arguments)
-
-    monkeypatch.setattr(foreach_batch, "_append", late)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(world.write)
-        assert begun.wait(300)
-        try:
-            with pytest.raises(LedgerError, match="another process is writing the batchId"):
-                world.write()
-        finally:
-            go_on.set()
-        assert first.result().all_delivered
-    assert world.write().is_repeated
     assert world.sent() == ROWS
 
 

@@ -10,14 +10,12 @@ import uuid
 from collections import Counter
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError
 from rocket_sink.ledger.append import table
-from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import foreach_batch, transactions
@@ -134,28 +132,6 @@ def test_an_epoch_is_hidden_until_its_append(query, monkeypatch):
     assert query.seen() == {0: ROWS} and not query.open()
 
 
-def test_an_end_that_the_ledger_does_not_know_of(query, monkeypatch):
-    query.killed(monkeypatch, TransactionCommitter, "_note", die)
-    assert query.seen() == {0: ROWS} and query.epochs()[0].open
-    endings = TransactionCommitter(query.spark, query.sink().options)
-    with ledger_lock(resolve_path(query.ledger.path), 0, name=ENDS_LOCK):
-        assert endings.end(query.name, 0, wait_s=0).busy
-    report = endings.end(query.name, 0, wait_s=0)
-    assert (report.committed, report.found_stored) == (ROWS, ROWS)
-    assert query.seen() == {0: ROWS} and not endings.open_epochs(query.name)
-
-
-def test_an_epoch_is_ended_under_a_live_lock_alone(query, monkeypatch):
-    check = Mock(side_effect=LedgerError("another process may hold it now"))
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerLock, "check", check)
-        with pytest.raises(LedgerError, match="may hold it now"):
-            query.epoch(0)
-    assert not query.seen() and query.epochs()[0].open
-    query.epoch(1)
-    assert query.seen() == {0: ROWS, 1: ROWS}
-
-
 def test_a_ledger_that_was_made_anew_has_its_own_answers(shared, monkeypatch, tmp_path):
     """The query of the new ledger has the same name and the same epochs."""
     spark, cluster, _ = shared
@@ -172,22 +148,6 @@ def test_a_ledger_that_was_made_anew_has_its_own_answers(shared, monkeypatch, tm
     for ask in (before.members, partial(before.end, wait_s=60)):
         with pytest.raises(LedgerError, match="deleted and made anew"):
             ask(query.name, 0)
-
-
-def test_a_busy_broker_and_a_lost_one_fail_the_query(query):
-    query.cluster.on(RequestCode.END_TRANSACTION, Answer(2, "busy"), times=None)
-    with pytest.raises(DeliveryError, match="transactions settle"):
-        query.epoch(0, storedCheckTimeout=300)
-    assert not query.seen()
-    for broker in query.cluster.brokers:
-        broker.behave()
-        broker.lose_half_messages()
-    with pytest.raises(DeliveryError, match=f"{ROWS} messages of epoch 0"):
-        query.epoch(0)
-    row = query.epochs()[0]
-    assert (row.refused, row.committed, row.open) == (ROWS, 0, False)
-    query.epoch(1)
-    assert query.seen() == {1: ROWS}
 
 
 def test_halves_that_another_cluster_refused_are_committed_later(query, monkeypatch):
