@@ -109,8 +109,8 @@ class World:
         tracker = Mock(**{"getJobIdsForTag.return_value": [1]})
         tracker.getJobInfo.return_value = Row(status="SUCCEEDED", stageIds=[1])
         tracker.getStageInfo = lambda number: Row(currentAttemptId=self.attempt)
-        context = Mock(master="local[2]", applicationId="app", getLocalProperty=self.local.get)
-        context.getConf().get.return_value = None
+        context = Mock(master="local[2]", applicationId="app", defaultParallelism=1)
+        context.getLocalProperty, context.getConf().get.return_value = self.local.get, None
         context.statusTracker = context._jsc.sc().statusTracker = lambda: tracker
         self.session.sparkContext = context
 
@@ -272,11 +272,19 @@ def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch, tmp_path):
     world.session.conf.set("spark.speculation", "true")
     with pytest.raises(errors.ConfigurationError, match="allowSpeculation"):
         world.writer().write(world.frame("a"))
-    assert not (world.notes("batches") or world.sent() or Path(world.ledger, "_delta_log").exists())
+    assert not (world.notes("batches") or Path(world.ledger, "_delta_log").exists())
+    with pytest.raises(errors.ConfigurationError, match="allowSpeculation"):
+        world.epoch(world.writer(), 0, "a")
+    refuse = Mock(side_effect=errors.ConfigurationError("no right"))
+    monkeypatch.setattr(foreach_batch, "check_rights", refuse)
+    world.session.conf.unset("spark.speculation")
+    with pytest.raises(errors.ConfigurationError, match="no right"):
+        world.epoch(world.writer(), 0, "a", run="s")
+    assert not world.sent()
 
 
 def test_the_budget_of_an_epoch(world):
-    writer = world.writer(maxEpochFailures=1)
+    writer = world.writer(maxEpochFailures=1, maxMessagesPerSecond=1000)
     world.epoch(writer, 0, "a", "")
     with pytest.raises(errors.DeliveryError, match="2 of 3 rows of epoch 1 could not be sent"):
         world.epoch(writer, 1, "b", "", "")
@@ -302,10 +310,15 @@ def test_tasks_look_for_the_drivers_ledger(world, monkeypatch, lane):
 
 
 @pytest.mark.parametrize(
-    ("delivery", "stored", "twice"), [("at_least_once", 0, 2), ("effectively_once", 2, 0)]
-)
+    ("delivery", "change", "stored", "twice"),
+    [
+        ("at_least_once", {}, 0, 2), ("effectively_once", {}, 2, 0),
+        ("effectively_once", {"getNumPartitions.return_value": 2}, 2, 2),
+        ("effectively_once", {"toString.return_value": "Filter"}, 0, 2),
+    ],
+)  # fmt: skip
 def test_a_write_that_dies_leaves_notes_for_the_next(
-    world, monkeypatch, caplog, delivery, stored, twice
+    world, monkeypatch, caplog, delivery, change, stored, twice
 ):
     caplog.set_level("INFO")
     events: list[Any] = []
@@ -317,7 +330,9 @@ def test_a_write_that_dies_leaves_notes_for_the_next(
         writer.write(world.frame("a", "b"))
     assert world.sent() == ["a", "b"]
     assert events == [("write", {"is_stream": False}), ({}, "KeyError: 'died'")]
-    summary = writer.write(world.frame("a", "b"))
+    frame = world.frame("a", "b")
+    frame.plan.configure_mock(**change)
+    summary = writer.write(frame)
     assert (summary.acked, summary.found_stored, summary.duplicates_possible) == (2, stored, twice)
     assert events[2:] == [("write", {"is_stream": False}), ({"acked": 2, "degraded": 0},)]
     again = writer.write(world.frame("a", "b"))
