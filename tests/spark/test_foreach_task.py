@@ -7,15 +7,21 @@ import signal
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 from pyspark.sql import Row
+from pyspark.sql.types import TimestampType
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
-from rocket_sink.rows.row_batcher import RowBatcher
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.row_batcher import FarTime, RowBatcher
+from rocket_sink.spark import foreach_task
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, FakeCluster
 from tests.clusters import are_in_order, scripted_cluster
@@ -225,6 +231,47 @@ def test_without_a_delay_rows_wait_and_there_is_no_thread(world):
     assert not world.bodies()
     sink.close(None)
     assert len(world.bodies()) == 700
+
+
+def test_answers_are_read_after_some_hundred_rows(world, monkeypatch):
+    rows = list[int]()
+    monkeypatch.setattr(TaskRunner, "drive", lambda run: rows.append(len(sink._task._rows)))
+    sink = world.task(gatherMaxDelayMs=0, requestMaxMessages=1000)
+    for number in range(1700):
+        sink.process(Row(body=str(number)))
+    assert len(rows) == 3 and all(500 <= b - a < 620 for a, b in pairwise([0, *rows]))
+    sink.close(None)
+
+
+def test_a_time_that_no_datetime_holds_fails_no_task(world):
+    sink, far = world.task(), 10**18
+    convert = TimestampType().fromInternal
+    assert convert(None) is None and convert(10**6).timestamp() == 1
+    assert isinstance(convert(far), FarTime) and convert(far).micros == far
+    sink.close(None)
+    with pytest.raises((OverflowError, ValueError)):
+        TimestampType().fromInternal(far)
+
+
+@pytest.mark.parametrize(("delay_ms", "handed"), [(0, None), (5, Mock())])
+def test_the_runner_of_a_task(monkeypatch, delay_ms, handed):
+    runner = MagicMock()
+    names = {"TaskRunner": runner, "streaming_query": lambda: "q", "id_settings": lambda: "s"}
+    for name, stand_in in names.items():
+        monkeypatch.setattr(foreach_task, name, stand_in)
+    options = SinkOptions.parse(topic="t", gatherMaxDelayMs=delay_ms)
+    task = foreach_task.ForeachTask(options, None, 1, 2, "token", handed)  # type: ignore[arg-type]
+    ctx = RunContext("local", "local", 2, 1, lane="foreach")
+    assert runner.call_args == call(
+        options, ctx, token="token", streaming_query="q", settings="s", timed=delay_ms > 0,
+        hands_over=handed is not None,
+    )  # fmt: skip
+    for _ in range(2):
+        task.close(None)
+    assert runner().finish.call_count == 1
+    assert handed is None or handed.add.mock_calls == [call(runner().handed)]
+    with pytest.raises(ConfigurationError, match="maxEpochFailures needs"):
+        foreach_task.ForeachTask(options.with_(maxEpochFailures=1), None, 1, 2)
 
 
 def test_a_forked_child_sends_nothing_of_its_parent(world):

@@ -1,5 +1,6 @@
 """Arrow batches inside foreach, which `RocketSink.stream` hands over."""
 
+from typing import Any
 from unittest.mock import MagicMock, Mock, call
 
 import pyarrow as pa
@@ -64,6 +65,17 @@ def test_a_task_sends_the_rows_of_packs(monkeypatch, handed):
     task.close(None)
     assert run.finish.called
     assert handed is None or handed.add.mock_calls == [call("rows")]
+
+
+def test_only_without_pandas_are_rows_handed_over_alone(caplog):
+    failures = [ImportError("no pandas"), ValueError("another error")]
+    frame: Any = Mock(**{"mapInArrow.side_effect": failures})
+    assert packs.packed(frame) is None
+    assert caplog.messages == [
+        "Spark hands over each row alone, which takes twice the CPU: no pandas"
+    ]
+    with pytest.raises(ValueError, match="another error"):
+        packs.packed(frame)
 
 
 @pytest.mark.spark
