@@ -427,13 +427,14 @@ def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(w
     end.assert_called_once_with("q", 3)
 
 
-def test_what_cannot_be_ended_now_is_tried_again_later(world):
+def test_what_cannot_be_ended_now_is_tried_again_later(world, caplog):
     members, now_s = ids_of(world.half_messages()), Mock()
     end = Mock(side_effect=LedgerError("away"))
     decide = check_backs(world, members, end=end, clock=now_s)
     for now_s.return_value, tries in ((0.0, 1), (1.0, 1), (29.0, 1), (31.0, 2)):
-        assert decide(asked(world.open()[0])) is UNKNOWN
-        assert end.call_count == tries
+        half = asked(world.open()[0])
+        assert decide(half) is UNKNOWN and end.call_count == tries
+        assert f"on the half message {half.message_id} now: away" in caplog.text
 
 
 @pytest.mark.parametrize(("committed", "refused"), [(0, 0), (2, 0), (0, 3)])
