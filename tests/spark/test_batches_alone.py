@@ -391,6 +391,10 @@ def test_a_batch_over_its_budget_is_not_complete(half, delivery, sent):
     for _ in range(2):
         with pytest.raises(errors.DeliveryError, match="1 of 2 rows could not be sent"):
             half.writer().write(half.frame("a", ""))
+    # With a larger budget it is: the last write counts.
+    last = half.writer(maxEpochFailures=1).write(half.frame("a", ""))
+    assert (last.is_repeated, last.rows_in, last.dead) == (True, 2, 1)
+    assert last.duplicates_possible == len(sent) - 1
     assert "".join(half.sent()) == sent
     log = [path.read_text() for path in Path(half.ledger, "_delta_log").glob("*.json")]
     assert ('"txn"' in "".join(log)) is (delivery == "transactional")
@@ -510,6 +514,15 @@ def test_an_epoch_is_ended_under_a_live_lock_alone(half, monkeypatch):
     is_open = [("a", 0), ("z", 0)]
     assert [(row.query_id, row.epoch) for row in committer.open_epochs()] == is_open
     assert [row.query_id for row in committer.open_epochs("z")] == ["z"] and not half.sent()
+
+
+def test_brokers_of_topics_in_rows_get_answers(half, monkeypatch):
+    answerer = Mock()
+    monkeypatch.setattr(transactions, "driver_answerer", answerer)
+    half.cluster.create_topic("k", 1)
+    half.epoch(half.writer(topic="", columns="topic=sharding_key"), 0, "a")
+    assert answerer.call_args.args[2].startswith("rocket-sink-")
+    assert answerer().watch.mock_calls == [call("k")]
 
 
 def test_a_checker_of_its_own_ends_epochs(half, monkeypatch, caplog):
