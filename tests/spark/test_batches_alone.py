@@ -213,13 +213,14 @@ def test_an_epoch_whose_append_died_counts_its_rows_twice(world, monkeypatch, ca
         world.epoch(writer, 0, "c")
     with pytest.raises(errors.CheckpointError, match="begun with delivery=at_least_once"):
         world.epoch(world.writer(delivery="effectively_once"), 0, "a", "b", run="s")
-    world.epoch(writer, 0, "a", "b")
     world.attempt = 1  # Spark has run the stage again.
+    world.epoch(writer, 0, "a", "b")
     world.epoch(writer, 1, "c")
     world.attempt = 0
     assert [row[-1] for row in world.rows(EPOCHS)] == [2, 1]
     # A count of rows here would count twice with the tasks' accounts.
-    assert not world.rows("epoch", "rows_of_epoch WHERE num_input_rows IS NOT NULL")
+    rows = world.rows("epoch, num_input_rows", "rows_of_epoch")
+    assert rows == [(0, None), (1, None), (1, None)]
     assert "of epoch 1 of the query q again" in caplog.text and "1 row may be st" in caplog.text
     # The checkpoint has the pending epoch 7, of which a new ledger has no record.
     world.settings["ledger"] = world.ledger = world.ledger + "-2"
@@ -246,7 +247,11 @@ def test_without_a_ledger(world, caplog):
     assert len(world.sent()) == 7
 
 
-def test_a_run_without_an_id_makes_a_new_ledger_at_each_epoch(world):
+def test_a_run_without_an_id_makes_a_new_ledger_at_each_epoch(world, monkeypatch):
+    monkeypatch.setattr(lineage, "is_on", lambda: True)
+    monkeypatch.setattr(lineage, "_runs", {})
+    emit = Mock()
+    monkeypatch.setattr(lineage, "_emit", emit)
     writer = world.writer(appId="job")
     world.epoch(writer, 0, "a", run="")
     shutil.rmtree(world.ledger)
@@ -256,6 +261,7 @@ def test_a_run_without_an_id_makes_a_new_ledger_at_each_epoch(world):
     with pytest.raises(errors.CheckpointError, match="the streaming query q, and this query is p"):
         world.epoch(writer, 2, "c", query="p", run="p")
     assert world.sent() == ["a", "b"]
+    assert [event.args[1] for event in emit.call_args_list] == ["p"]
 
 
 def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch):
@@ -361,14 +367,16 @@ def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
     with lock, pytest.raises(errors.LedgerError, match="is writing the batchId 'b/1'") as caught:
         writer.write(world.frame("a", ""))
     assert caught.value.path == world.ledger and not world.sent()
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(NamedBatch, "end", Mock(side_effect=Killed))
-        writer.write(world.frame("a", ""))
+    end = NamedBatch, "end", Mock(side_effect=Killed)
+    for death in ((foreach_batch, "_append", dies(Killed())), end):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(*death)
+            writer.write(world.frame("a", ""))
     for _ in range(2):
         summary = writer.write(world.frame("a", ""))
         assert summary.is_repeated and (summary.rows_in, summary.acked, summary.dead) == (2, 1, 1)
         assert summary.query_id.startswith("load/b/1/") and not summary.duration_s
-    assert world.sent() == ["a"] and caplog.text.count("is complete in the ledger") == 2
+    assert world.sent() == ["a", "a"] and caplog.text.count("is complete in the ledger") == 2
     with pytest.raises(errors.CheckpointError, match="number of rows was 2, and is 1"):
         writer.write(world.frame("a"))
     other = world.writer(batchId="b/2")
@@ -378,7 +386,7 @@ def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
     ):
         with outcome:
             assert not other.write(world.frame("c")).is_repeated
-    assert world.sent() == ["a", "c"]
+    assert world.sent() == ["a", "a", "c"]
 
 
 @pytest.mark.parametrize(
