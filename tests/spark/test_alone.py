@@ -916,8 +916,12 @@ def test_the_bounds_of_options_to_read(name, low, is_stream):
 
 
 def test_what_is_read_without_options():
-    with pytest.raises(errors.OptionError, match="endingOffsets is for read, not readStream"):
-        ReadOptions.parse({"topic": "t", "endingOffsets": "5"}, is_stream=True)
+    for name in ("endingOffsets", "endTimestamp"):
+        with pytest.raises(errors.OptionError, match=f"{name} is for read, not readStream"):
+            ReadOptions.parse({"topic": "t", name: "5"}, is_stream=True)
+    for name in ("minOffsetsPerTrigger", "maxTriggerDelay", "consumerGroup"):
+        with pytest.raises(errors.OptionError, match=f"{name} is for readStream, not read"):
+            ReadOptions.parse({"topic": "t", name: "5"})
     assert vars(ReadOptions.parse({"nameServer": "h:1", "topic": "t"})[0]) == {
         "starting_offsets": "earliest", "ending_offsets": "latest", "start_timestamp": -1,
         "end_timestamp": -1, "max_messages_per_partition": 0, "fail_on_data_loss": True,

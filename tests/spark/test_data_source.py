@@ -51,7 +51,7 @@ def send(writer, *bodies):
 
 
 def ledger_rows(tmp_path):
-    return spool_rows(*(path for path in (tmp_path / "l/_spool").rglob("*") if path.is_file()))
+    return spool_rows(*(tmp_path / "l/_spool").rglob("*.arrow"))
 
 
 def test_a_batch_id_is_sent_once(cluster, options, caplog):
@@ -92,6 +92,10 @@ def test_what_is_done_is_noted(cluster, options, tmp_path, caplog, via, kind, la
         writer = RowStreamWriter(writer.options, writer.plan, token=writer.token, folded=False)
     tasks = [send(writer, "x", "y", ""), send(writer, "z")]
     assert [task.handed is not None for task in tasks] == [via == "spark"] * 2
+    writer.abort(tasks[:1], *end)
+    assert sum(bool(row["complete"]) for row in ledger_rows(tmp_path)) == (
+        2 if via == "spool" else 1
+    )
     writer.commit(tasks, *end)
     query = writer.query_id if is_batch else "query"
     rows = ledger_rows(tmp_path)

@@ -18,6 +18,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.spark.datasource import RocketMQDataSource
+from rocket_sink.spark.reading import batch
 from rocket_sink.spark.reading.batch import FilteringReader, MessageReader
 from rocket_sink.spark.reading.filters import Narrowed
 from rocket_sink.spark.reading.options import READ_OPTIONS, ReadOptions
@@ -59,20 +60,27 @@ def test_what_comes_after_the_plan_is_not_read(cluster):
     assert sum(batch.num_rows for batch in reader.read(part)) == 3
 
 
-def test_long_queues_are_cut(cluster):
+def test_long_queues_are_cut(cluster, monkeypatch):
     fill(cluster, 10)
     _, parts = plan(cluster, maxmessagesperpartition="4")
     assert [(p.begin, p.end) for p in parts] == [(0, 4), (4, 8), (8, 10)]
     assert len(bodies(cluster, maxmessagesperpartition="4")) == 10
+    pull = Admin._pull
+    monkeypatch.setattr(Admin, "_pull", lambda a, queue, at, _, *m: pull(a, queue, at, 4, *m))
+    monkeypatch.setattr(batch, "_BATCH_BYTES", 1)
+    reader, (part,) = plan(cluster)
+    assert [each.num_rows for each in reader.read(part)] == [4, 4, 2]
 
 
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
-        ({"startingOffsets": "latest"}, []),
+        ({"startingOffsets": " LATEST "}, []), ({"endTimestamp": 0}, []),
         ({"startingOffsets": '{"broker-a:0": 3}'}, [3, 4]),
-        ({"startingOffsets": '{"broker-a:0": "earliest"}', "endingOffsets": '{"broker-a:0": 1}'},
+        ({"startingOffsets": '{"broker-a:0": "Earliest"}', "endingOffsets": '{"broker-a:0": 1}'},
          [0]),
+        ({"startingOffsets": '{"broker-a:0": -2}', "endingOffsets": '{"broker-a:0": -1}'},
+         [0, 1, 2, 3, 4]),
         ({"endingOffsets": '{"broker-a:0": 2}'}, [0, 1]),
         ({"startTimestamp": 1020}, [2, 3, 4]),
         ({"startTimestamp": 1011, "endTimestamp": 1030}, [2]),
@@ -86,7 +94,7 @@ def test_offsets_and_times(cluster, options, numbers):
     assert bodies(cluster, **options) == [f"00{n}" for n in numbers]
 
 
-def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
+def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster, monkeypatch):
     fill(cluster, 3)
     for option, words, rest in (
         ("endingOffsets", "failOnDataLoss", ["000", "001", "002"]),
@@ -97,6 +105,13 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
             plan(cluster, **lost)
         assert bodies(cluster, failOnDataLoss="false", **lost) == rest
     reader, (part,) = plan(cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr(Admin, "min_offset", lambda self, queue: 2)
+        gone = {"startingOffsets": '{"broker-a:0": 1}'}
+        for lose in (lambda: plan(cluster, **gone), lambda: list(reader.read(part))):
+            with pytest.raises(ConfigurationError, match=r"begins at offset 2 now; [01] was asked"):
+                lose()
+        assert bodies(cluster, failOnDataLoss="false", **gone) == ["002"]
     cluster.brokers[0].store.forget(TOPIC)
     with pytest.raises(ConfigurationError, match="up to 0 only"):
         list(reader.read(part))
@@ -115,13 +130,15 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster):
         ({"startingOffsets": '{"broker-z:0": 1}'}, "startingOffsets: .*no queue 'broker-z:0'"),
         ({"endingOffsets": '{"broker-z:0": 1}'}, "endingOffsets: .*no queue 'broker-z:0'; .*a:0"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for readStream, not read"),
-        ({"topic": ""}, "topic"),
+        ({"topic": ""}, "which topic is read"),
+        ({"endingOffsets": "latest", "endTimestamp": 1}, "give endTimestamp or endingOffsets"),
         ({"topic": "nosuch"}, "nosuch"),
     ],
 )
 def test_bad_options_say_what_to_do(cluster, options, words):
-    with pytest.raises((OptionError, NoRouteError), match=words):
+    with pytest.raises((OptionError, NoRouteError), match=words) as caught:
         plan(cluster, **options)
+    assert isinstance(caught.value, NoRouteError) or caught.value.option
 
 
 def test_there_may_be_nothing_to_read(cluster):
@@ -131,6 +148,7 @@ def test_there_may_be_nothing_to_read(cluster):
 
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=timezone.utc)
+LONG_AGO = datetime(1900, 1, 1, tzinfo=timezone.utc)
 NOON_MS = int(NOON.timestamp() * 1000)
 
 
@@ -146,8 +164,11 @@ NOON_MS = int(NOON.timestamp() * 1000)
         ([("GreaterThan", "store_timestamp", NOON)], Narrowed((), NOON_MS - 60_000)),
         ([("GreaterThanOrEqual", "store_timestamp", NOON), ("LessThan", "store_timestamp", NOON)],
          Narrowed((), NOON_MS - 60_000, NOON_MS + 60_001)),
-        ([("LessThanOrEqual", "store_timestamp", datetime(1900, 1, 1, tzinfo=timezone.utc))],
+        ([("EqualTo", "tags", "t" * 4096)], Narrowed(("t" * 4096,))),
+        ([("LessThanOrEqual", "store_timestamp", LONG_AGO), ("LessThan", "store_timestamp", NOON)],
          Narrowed((), -1, 0)),
+        ([("GreaterThan", "store_timestamp", NOON), ("GreaterThan", "store_timestamp", LONG_AGO)],
+         Narrowed((), NOON_MS - 60_000)),
         ([("EqualTo", "store_timestamp", NOON)],
          Narrowed((), NOON_MS - 60_000, NOON_MS + 60_001)),
     ],
@@ -174,6 +195,7 @@ def test_filters_and_options_narrow_together(cluster):
         (Narrowed(start_ms=1020), {"startingOffsets": '{"broker-a:0": 4}'}, (4, 5)),
         (Narrowed(end_ms=1010), {"endingOffsets": '{"broker-a:0": 4}'}, (0, 2)),
         (Narrowed(end_ms=1030), {"endTimestamp": 1010}, (0, 2)),
+        (Narrowed(end_ms=0), {}, (0, 1)),
     ):
         reader, _ = plan(cluster, **options)
         reader.narrowed = narrowed

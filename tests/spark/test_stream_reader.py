@@ -3,6 +3,7 @@
 import json
 import pickle
 import threading
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -61,6 +62,8 @@ def test_a_new_query_begins_where_the_options_say(cluster, options, expected):
     fill(cluster, 3)
     fill(cluster, 1, broker=1, queue=1)
     assert reader(cluster, **options).initialOffset() == offsets(*expected)
+    with pytest.raises(errors.OptionError, match="has no queue 'broker-z:0'"):
+        reader(cluster, startingOffsets='{"broker-z:0": 1}').initialOffset()
 
 
 def test_an_epoch_has_what_came_since_the_one_before(cluster):
@@ -70,7 +73,9 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster):
     end = stream.latestOffset(ZERO, ALL)
     fill(cluster, 5)
     assert end[TOPIC] == offsets(2, 0, 0, 1)[TOPIC] == stream.reportLatestOffset()[TOPIC]
+    assert stream.getDefaultReadLimit() == ALL
     assert bodies(stream, ZERO, end) == ["000", "001", "110"]
+    stream.stop()
     assert bodies(stream, end, end) == []
 
 
@@ -78,6 +83,9 @@ def test_offsets_of_another_cluster_are_not_read(cluster):
     """The other cluster has more messages, so each queue ends after the checkpoint's offset."""
     fill(cluster, 2)
     end = reader(cluster).latestOffset(ZERO, ALL)
+    # Any of its addresses names the cluster.
+    addresses = {cluster.name_server, *(broker.address for broker in cluster.brokers)}
+    assert addresses <= {*end[module._CLUSTER]}
     with FakeCluster(brokers=2) as other:
         other.create_topic(TOPIC, 2)
         fill(other, 3)
@@ -100,6 +108,7 @@ def test_the_first_epoch_has_the_same_messages_when_it_runs_again(cluster):
     end = stream.latestOffset(start, ALL)
     assert stream.latestOffset(end, ALL) == end  # No message waits.
     fill(cluster, 5)
+    assert module._BEGINS in end and module._BEGINS not in stream.latestOffset(end, ALL)
     # The end has no start before Spark 4.2, and after an epoch without messages.
     for logged, expected in ((end, ["000", "001"]), (offsets(1, 0, 0, 0), [])):
         again = reader(cluster)
@@ -124,7 +133,9 @@ def test_a_limit_is_shared_out_by_what_waits(cluster, most, expected):
     assert stream.latestOffset(ZERO, ALL)[TOPIC] == offsets(6, 0, 3, 0)[TOPIC]
 
 
-def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
+def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster, monkeypatch):
+    clock = [5.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     stream = reader(cluster, minOffsetsPerTrigger="3", maxTriggerDelay="1h")
     limit = stream.getDefaultReadLimit()
     assert limit == limits.ReadMinRows(3)
@@ -135,9 +146,12 @@ def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster):
     fill(cluster, 2)
     assert stream.latestOffset(first, limit) == first
     fill(cluster, 1, broker=1)
-    assert stream.latestOffset(first, limit)[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
-    impatient = reader(cluster, minOffsetsPerTrigger="100", maxTriggerDelay="0")
-    assert impatient.latestOffset(first, limit)[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
+    last = stream.latestOffset(first, limit)
+    assert last[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
+    fill(cluster, 1)
+    for now_s, end in ((5 + 3599, 3), (5 + 3600, 4)):
+        clock[0] = now_s
+        assert stream.latestOffset(last, limit)[TOPIC] == offsets(end, 0, 1, 0)[TOPIC]
 
 
 def test_available_now_ends_where_the_topic_ended_at_the_start(cluster):
@@ -175,7 +189,8 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     cluster.brokers[1].kill()
     end = stream.latestOffset(ZERO, ALL)
     assert end[TOPIC] == offsets(1, 0, 0, 0)[TOPIC]
-    assert "the broker broker-b is away" in caplog.text
+    [record] = caplog.records
+    assert "the broker broker-b is away" in record.message and record.peer == "broker-b"
     assert bodies(stream, ZERO, end) == ["000"]
     # A query that runs outlives all brokers and name servers; a start needs one of each.
     cluster.brokers[0].kill()
@@ -184,6 +199,7 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
         reader(cluster).latestOffset(end, ALL)
     cluster.forget_brokers()
     assert stream.latestOffset(end, ALL) == end
+    assert "the queues of the last epoch are read: " in caplog.text
     cluster.stop_name_server()
     assert stream.latestOffset(end, ALL) == end
     cluster.start_name_server()
@@ -307,8 +323,11 @@ def test_a_broker_is_asked_for_a_group_that_it_does_not_have(cluster):
     assert asked[2].ext and asked[2].ext["commitOffset"] == "7"
 
 
-def test_spark_before_4_2_passes_no_start(cluster, monkeypatch):
+def test_spark_before_4_2_passes_no_start(cluster, monkeypatch, caplog):
     monkeypatch.setattr(module, "ReadAllAvailable", None)
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
+        with pytest.raises(errors.OptionError, match=r"need Spark 4\.2"):
+            reader(cluster, **{name: "5"})
     stream = reader(cluster)
     fill(cluster, 1)
     # Spark asks for the first offset after the first end.
@@ -323,6 +342,7 @@ def test_spark_before_4_2_passes_no_start(cluster, monkeypatch):
     cluster.forget_brokers()
     cluster.register("broker-a")
     assert stream.latestOffset()[TOPIC] == offsets(2, 0, 0, 0)[TOPIC]
+    assert "no name server has a route to t there" in caplog.text
     restarted = reader(cluster)
     with pytest.raises(ConfigurationError, match="broker of broker-b:0, broker-b:1 was away when"):
         restarted.partitions(offsets(1, 0, 0, 0), restarted.latestOffset())
