@@ -1,10 +1,6 @@
 """The data source without Java: its methods are called as Spark calls them, a process per call."""
 
-import contextlib
 import pickle
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock, call
 
 import pyarrow as pa
 import pytest
@@ -13,12 +9,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from rocket_sink import errors
-from rocket_sink.options import SinkOptions
-from rocket_sink.rows.stored_rows import STORED_SCHEMA
-from rocket_sink.spark import datasource, listener
-from rocket_sink.spark.checks import reach
 from rocket_sink.spark.datasource import RocketMQDataSource, RowStreamWriter
-from rocket_sink.spark.reading.batch import FilteringReader, MessageReader
 from tests.clusters import scripted_cluster
 from tests.ledger.values import spool_rows
 from tests.spark.test_alone import QUERY, task_of
@@ -36,10 +27,6 @@ def options(cluster, tmp_path, monkeypatch):
     return {"nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l")}
 
 
-def of_another_process(writer: Any) -> Any:
-    return pickle.loads(pickle.dumps(writer))
-
-
 def send(writer, *bodies):
     """Return the message of a task that sends these rows."""
     is_arrow = not isinstance(writer, RowStreamWriter)
@@ -47,7 +34,8 @@ def send(writer, *bodies):
         pa.RecordBatch.from_pydict({"body": [body]}) if is_arrow else Row(body=body)
         for body in bodies
     ]
-    return of_another_process(of_another_process(writer).write(iter(rows)))
+    message = pickle.loads(pickle.dumps(writer)).write(iter(rows))
+    return pickle.loads(pickle.dumps(message))
 
 
 def ledger_rows(tmp_path):
@@ -63,11 +51,13 @@ def test_a_batch_id_is_sent_once(cluster, options, caplog):
     failed.abort([None])
     sent = send(again, "x", "y")
     assert (sent.summary.found_stored, again.query_id) == (2, failed.query_id)
+    assert (failed.again, again.again) == (False, True)
     again.commit([sent])
     repeated = source.writer(BODY, False)
     message = send(repeated, "x", "y")
     assert (message.summary.rows_in, message.summary.acked) == (2, 0)
     caplog.clear()
+    assert repeated.batch.summary["duration_s"] == 0.0
     repeated.commit([message, None])
     assert len(caplog.messages) == 1 and "the batchId b is complete" in caplog.text
     assert sorted(m.body for m in cluster.messages("t")) == [b"x", b"y"]
@@ -105,12 +95,16 @@ def test_what_is_done_is_noted(cluster, options, tmp_path, caplog, via, kind, la
     assert (note["num_input_rows"], note["rows_in"]) == (4, 4)
     assert note["duplicates_possible"] == (3 if is_batch and via == "spark" else None)
     name = f"the write {query}" if is_batch else "epoch 8"
+    assert "nothing folds" not in caplog.text
     losses, *ends = [each.getMessage() for each in caplog.records if each.name == CONSOLE]
     assert losses.startswith(f"1 of 4 rows of {name} were not delivered")
     assert [text.partition(";")[0] for text in ends] == [
         f"{name} ended: 4 rows in, 3 acknowledged, 1 dead letter"
     ] * is_batch
     assert sorted(m.body for m in cluster.messages("t")) == [b"x", b"y", b"z"]
+    if not is_batch:
+        writer.commit([], 0)
+        assert caplog.messages[-1].startswith(f"nothing folds the ledger file:{tmp_path}/l while")
 
 
 @pytest.mark.parametrize("app_id", ["a", ""])
@@ -133,62 +127,11 @@ def test_a_failed_write_is_taken_up_by_its_app_id(options, tmp_path, app_id):
     assert source.writer(BODY, False).query_id not in (failed.query_id, again.query_id)
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_source_knows_the_session_that_registered_it(monkeypatch, tmp_path, is_known):
-    """Without `register` it knows nothing: Spark finds the source of a wheel by itself."""
-    folder = str(tmp_path / "t")
-    facts = {
-        "warn_of_settings": None, "is_classic": True, "has_executors": False, "speculates": False,
-        "task_slots": 8, "pushes_filters": True, "all_properties": {"key": "value"},
-        "located": folder, "freeze_once": None, "remember": None, "know_locations": None,
-    }  # fmt: skip
-    stands = {name: Mock(return_value=fact) for name, fact in facts.items()}
-    for name, stand_in in stands.items():
-        monkeypatch.setattr(datasource, name, stand_in)
-    install = Mock(return_value=SimpleNamespace(ledgers=frozenset({f"file:{folder}"})))
-    monkeypatch.setattr(listener, "install_fold", install)
-    monkeypatch.setattr(reach, "_PAUSES_S", ())
-    spark: Any = SimpleNamespace(dataSource=Mock())
-    source: type[RocketMQDataSource] = RocketMQDataSource
-    if is_known:
-        datasource.register(spark, ledger="a.b.t")
-        (source,) = spark.dataSource.register.call_args.args
-        assert stands["warn_of_settings"].mock_calls == [call(spark)]
-        assert stands["located"].mock_calls == [call("a.b.t", spark, makes=True)]
-        assert install.mock_calls == [call(SinkOptions.parse(ledger=folder), spark)]
-    made = source({"nameServer": "127.0.0.1:1", "topic": "t", "checkpointLocation": "c"})
-    kind = FilteringReader if is_known else MessageReader
-    reader, stream = made.reader(STORED_SCHEMA), made.streamReader(STORED_SCHEMA)
-    assert (type(reader), reader.asked.starting_offsets) == (kind, "earliest")
-    assert stream.asked.starting_offsets == "latest"
-    for read in (made.reader, made.streamReader):
-        with pytest.raises(errors.ConfigurationError, match=r"leave .schema\(...\) out"):
-            read(BODY)
-    # The driver of an application on one host asks the name servers itself.
-    refused = pytest.raises(errors.NameServerUnavailableError)
-    with refused if is_known else contextlib.nullcontext():
-        made.writer(BODY, False)
-    assert stands["remember"].mock_calls == [call({"key": "value"})] * is_known
-    assert stands["know_locations"].mock_calls == [call({"a.b.t": folder} if is_known else {})]
-    limited = source({"nameServer": "h:1", "topic": "t", "maxMessagesPerSecond": "9"})
-    with contextlib.nullcontext() if is_known else pytest.raises(errors.OptionError):
-        assert limited.streamWriter(BODY, True).options.rate_tasks == 8
-    for ledger, is_folded in ((folder, is_known), (f"{folder}2", False), ("", True)):
-        stream_source = source({"nameServer": "h:1", "topic": "t", "ledger": ledger})
-        writer = of_another_process(stream_source.streamWriter(BODY, False))
-        assert writer.folded is is_folded
-        assert (writer.token is not None) is bool(ledger)
-
-
-@pytest.mark.parametrize(
-    ("make", "overwrite", "option", "error", "text"),
-    [
-        ("writer", True, {}, errors.ConfigurationError, r'use mode\("append"\)'),
-        ("streamWriter", False, {"batchId": "b"}, errors.ConfigurationError, "leave batchId out"),
-        ("writer", False, {"delivery": "transactional"}, errors.ConfigurationError,
-         r'and format\("rocketmq"\) has none'),
-    ],
-)  # fmt: skip
-def test_writes_that_the_data_source_refuses(options, make, overwrite, option, error, text):
-    with pytest.raises(error, match=text):
-        getattr(RocketMQDataSource({**options, **option}), make)(BODY, overwrite)
+def test_writes_that_the_data_source_refuses(options):
+    for make, overwrite, option, text in (
+        ("writer", True, {}, r'use mode\("append"\)'),
+        ("streamWriter", False, {"batchId": "b"}, "leave batchId out"),
+        ("writer", False, {"delivery": "transactional"}, r'format\("rocketmq"\) has none'),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=text):
+            getattr(RocketMQDataSource({**options, **option}), make)(BODY, overwrite)

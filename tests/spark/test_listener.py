@@ -3,15 +3,12 @@
 import logging
 import re
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql.types import StructType
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import stream_writer
@@ -36,32 +33,6 @@ def ledger(tmp_path):
 @pytest.fixture
 def sink(cluster, ledger):
     return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
-
-
-def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
-    spark, tmp_path, caplog, monkeypatch
-):
-    registering = Mock()
-    monkeypatch.setattr(type(spark.dataSource), "register", registering)
-    monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
-
-    def commit(epoch, ledger=""):
-        """Commit an epoch to the newest source; return the number of its warnings."""
-        settings = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
-        caplog.clear()
-        schema = StructType.fromDDL("body STRING")
-        (source,) = registering.call_args.args
-        source(settings).streamWriter(schema, overwrite=False).commit([], epoch)
-        return len(caplog.records)
-
-    first, second = (str(tmp_path / name) for name in ("one", "two"))
-    register(spark)
-    assert [commit(epoch, first) for epoch in (0, 1)] == [1, 0]
-    assert commit(0) == 0
-    register(spark, ledger=first)
-    register(spark, ledger=second)
-    assert [commit(0, ledger) for ledger in (first, second, str(tmp_path / "three"))] == [0, 0, 1]
-    assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text
 
 
 @pytest.mark.parametrize("lane", ["foreach", "source_stream"])

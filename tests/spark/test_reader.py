@@ -66,10 +66,11 @@ def test_long_queues_are_cut(cluster, monkeypatch):
     assert [(p.begin, p.end) for p in parts] == [(0, 4), (4, 8), (8, 10)]
     assert len(bodies(cluster, maxmessagesperpartition="4")) == 10
     pull = Admin._pull
-    monkeypatch.setattr(Admin, "_pull", lambda a, queue, at, _, *m: pull(a, queue, at, 4, *m))
+    monkeypatch.setattr(Admin, "_pull", lambda a, queue, at, _, *m: pull(a, queue, at, 5, *m))
     monkeypatch.setattr(batch, "_BATCH_BYTES", 1)
-    reader, (part,) = plan(cluster)
-    assert [each.num_rows for each in reader.read(part)] == [4, 4, 2]
+    reader, (whole,) = plan(cluster)
+    sizes = [[each.num_rows for each in reader.read(part)] for part in (*parts, whole)]
+    assert sizes == [[4], [4], [2], [5, 5]]
 
 
 @pytest.mark.parametrize(

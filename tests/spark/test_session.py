@@ -8,10 +8,12 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
-from unittest.mock import MagicMock, Mock
+from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -24,14 +26,17 @@ from tests.jvms import submit_args
 
 @pytest.fixture
 def environ(monkeypatch):
-    for name in ("PYSPARK_PYTHON", "PYTHONWARNINGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+    for name in (
+        "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONWARNINGS", "PYSPARK_GATEWAY_PORT",
+        "SPARK_REMOTE", "SPARK_CONF_DIR", "SPARK_HOME", "MASTER",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return os.environ  # type: ignore[return-value]
 
 
 def test_workers_get_this_python_unless_told_otherwise(environ, monkeypatch):
     session.prepare_environment()
-    assert environ["PYSPARK_PYTHON"] == sys.executable
+    assert environ["PYSPARK_PYTHON"] == environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     monkeypatch.setenv("PYSPARK_PYTHON", "/other/python")
     session.prepare_environment()
     assert environ["PYSPARK_PYTHON"] == "/other/python"
@@ -43,7 +48,6 @@ def test_java_is_found_for_spark(environ, monkeypatch):
     assert os.path.exists(f"{environ['JAVA_HOME']}/bin/java")
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("names", "is_ascii"),
     [
@@ -118,6 +122,47 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(environ, monkeypatch):
         session._with_delta(builder, ())
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert session._with_delta(builder, ()) is builder
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "master", "lacks"),
+    [
+        ({}, {}, "local[*]", ""), ({}, {"master": "local[2]"}, "local[2]", ""),
+        ({"MASTER": "m"}, {}, None, ""), ({"SPARK_HOME": "/h"}, {}, "local[*]", "log4j2"),
+        ({"SPARK_CONF_DIR": "/c"}, {}, "local[*]", "log4j2"),
+        ({"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"}, {}, None, ""),
+        ({"PYSPARK_GATEWAY_PORT": "1"}, {"log_level": "WARN"}, "local[*]", "log4j2 jars"),
+        ({"PYSPARK_GATEWAY_PORT": "2"}, {}, None, "log4j2 jars delta"),
+    ],
+)  # fmt: skip
+def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, master, lacks):
+    for name, value in {"PYSPARK_SUBMIT_ARGS": "", **names}.items():
+        monkeypatch.setenv(name, value)
+    jvm, made, built = MagicMock(), MagicMock(), list[Any]()
+    if "delta" in lacks:
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        loader.loadClass.side_effect = Py4JJavaError("", MagicMock())
+        jvm.SparkConf().getAll.return_value = [Mock(_1=lambda: "spark.master")]
+    for owner, name, stand_in in (
+        (SparkContext, "_jvm", jvm), (SparkContext, "_ensure_initialized", Mock()),
+        (SparkSession, "getActiveSession", lambda: None), (session, "_add_jars", Mock()),
+        (SparkSession.Builder, "getOrCreate", lambda self: built.append(vars(self)) or made),
+        (session, "prepare_environment", Mock()), (session, "_check_pair", Mock()),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, stand_in)
+    conf, packages = {"spark.ui.enabled": "true"}, ("org.example:some:1",)
+    assert session.build_session(conf=conf, packages=packages, **arguments) is made
+    options = built[0]["_options"]
+    assert (options.get("spark.master"), options["spark.ui.enabled"]) == (master, "true")
+    assert "org.example:some:1" in options["spark.jars.packages"]
+    assert ("spark.driver.defaultJavaOptions" in options) is ("log4j2" not in lacks)
+    assert (session.DELTA_SETTINGS.items() <= options.items()) is ("delta" not in lacks)
+    assert session._add_jars.called is ("jars" not in lacks)
+    assert session._check_pair.called and session.prepare_environment.called
+    level = arguments.get("log_level", "ERROR")
+    assert made.sparkContext.setLogLevel.mock_calls == [call(level)]
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: "active")
+    assert session.build_session() == "active"
 
 
 @pytest.mark.spark

@@ -192,6 +192,8 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     [record] = caplog.records
     assert "the broker broker-b is away" in record.message and record.peer == "broker-b"
     assert bodies(stream, ZERO, end) == ["000"]
+    new_queues = stream.latestOffset({TOPIC: {"broker-a:0": 0}}, ALL)
+    assert new_queues[TOPIC] == {"broker-a:0": 1, "broker-a:1": 0}
     # A query that runs outlives all brokers and name servers; a start needs one of each.
     cluster.brokers[0].kill()
     assert stream.latestOffset(end, ALL) == end
@@ -328,7 +330,8 @@ def test_spark_before_4_2_passes_no_start(cluster, monkeypatch, caplog):
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
         with pytest.raises(errors.OptionError, match=r"need Spark 4\.2"):
             reader(cluster, **{name: "5"})
-    stream = reader(cluster)
+    stream, started = reader(cluster), reader(cluster)
+    assert started.initialOffset() == ZERO
     fill(cluster, 1)
     # Spark asks for the first offset after the first end.
     end = stream.latestOffset()
@@ -338,7 +341,7 @@ def test_spark_before_4_2_passes_no_start(cluster, monkeypatch, caplog):
     assert stream.latestOffset()[TOPIC] == offsets(2, 0, 0, 0)[TOPIC]
     # A process that has just started does not know the offsets of a broker that is away.
     with pytest.raises(SendError):
-        reader(cluster).latestOffset()
+        started.latestOffset()
     cluster.forget_brokers()
     cluster.register("broker-a")
     assert stream.latestOffset()[TOPIC] == offsets(2, 0, 0, 0)[TOPIC]
