@@ -17,7 +17,6 @@ from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
-from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.reading import batch
 from rocket_sink.spark.reading.batch import FilteringReader, MessageReader
 from rocket_sink.spark.reading.filters import Narrowed
@@ -180,13 +179,6 @@ def test_which_filters_narrow(filters, narrowed):
     reader = FilteringReader(*ReadOptions.parse({"nameServer": "h:1", "topic": TOPIC}))
     assert reader.pushFilters([*objects, object()])[:-1] == objects
     assert reader.narrowed == narrowed
-
-
-@pytest.mark.parametrize(("pushes", "kind"), [(True, FilteringReader), (False, MessageReader)])
-def test_filters_go_to_readers_of_sessions_that_pass_them(pushes, kind):
-    source = type("Source", (RocketMQDataSource,), {"pushes_filters": pushes})
-    reader = source({"nameServer": "h:1", "topic": TOPIC}).reader(STORED_SCHEMA)
-    assert type(reader) is kind
 
 
 def test_filters_and_options_narrow_together(cluster):

@@ -12,10 +12,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
-from rocket_sink.spark import datasource
 from rocket_sink.spark import sink as sinks
 from rocket_sink.spark.checks import session_settings
-from rocket_sink.spark.datasource import RocketMQDataSource
 from tests.clusters import scripted_cluster
 from tests.python import run_python
 
@@ -121,18 +119,6 @@ class TestSpeculation:
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             pickle.dumps(sink)
         RocketSink(nameServer="a:1", topic="t", allowSpeculation=True)
-
-    @pytest.mark.parametrize("make", ["writer", "streamWriter"])
-    def test_the_data_source_judges_each_write_of_a_session_that_speculates(self, make):
-        known = {"speculates": True}  # `register` finds this out on the driver.
-        source = type("Source", (RocketMQDataSource,), known)
-        options = {"nameServer": "a:1", "topic": "t"}
-        with pytest.raises(ConfigurationError, match="allowSpeculation"):
-            getattr(source(options), make)(BODY, False)
-        writer = getattr(source({**options, "allowSpeculation": "true"}), make)(BODY, False)
-        # Spark 4.0 has no stream writers of Arrow batches.
-        stream = getattr(datasource, "ArrowStreamWriter", datasource.RowStreamWriter)
-        assert type(writer) is (datasource.BatchWriter if make == "writer" else stream)
 
 
 def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread():
