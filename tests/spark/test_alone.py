@@ -1,5 +1,6 @@
 """The helpers of the lanes without a JVM: sessions, plans and trackers are stand-ins."""
 
+import contextlib
 import os
 import shlex
 import threading
@@ -873,6 +874,57 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     ledgers = ["/own"] if kind in ("foreach", "planned") else ["/own", "/other"]
     assert notes[-1] == [*(("ledger", each) for each in ledgers), ("checkpoint", "/checkpoint")]
     assert queries.refuse_query(session, "gone", []) is None
+
+
+def foreach_writer(command: bytes, kind: str = "PythonForeachWriter", field: str = "") -> Any:
+    """Return the writer of a foreach query, which has a pickled function in a private field."""
+    numbers = SimpleNamespace(mkString=lambda by: by.join(map(str, command)))
+    function = SimpleNamespace(command=lambda: numbers)
+    private = Mock(getType=named_class(field or "PythonFunction"), get=lambda writer: function)
+    kind_of = SimpleNamespace(getSimpleName=lambda: kind, getDeclaredFields=lambda: [private])
+    return SimpleNamespace(getClass=lambda: kind_of)
+
+
+def test_the_sink_of_a_foreach_query_is_known_by_its_mark(monkeypatch):
+    monkeypatch.setattr(queries, "_foreach_sinks", {})
+    assert queries._foreach_sink(foreach_writer(b"", field="Hidden")) is None
+    options = [SinkOptions.parse(topic=name) for name in "ab"]
+    marks = [queries.note_sink(each, None).encode() for each in options]
+    for writer, expected in (
+        (foreach_writer(b"1" + marks[1] + b"2"), options[1]), (foreach_writer(b"other"), None),
+        (foreach_writer(marks[0], kind="Foreign"), None),
+        # Another version of Spark may keep the function elsewhere.
+        (foreach_writer(b"other", field="Hidden"), options[0]),
+    ):  # fmt: skip
+        sink = queries._foreach_sink(writer)
+        assert (sink and sink.options) is expected
+
+
+def test_a_sink_in_the_place_of_a_function_says_what_to_write():
+    functions = {"sink": SimpleNamespace(write_batch=print), "function": print}
+    proxies = {name: SimpleNamespace(func=function) for name, function in functions.items()}
+    session: Any = MagicMock()
+    session.sparkContext._gateway.gateway_property.pool.dict = {**proxies, "bare": object()}
+    queries._refuse_objects(session)
+    with pytest.raises(errors.ConfigurationError, match=r"write foreachBatch\(sink.write_batch\)"):
+        proxies["sink"].func("frame", 0)
+    assert proxies["function"].func is print
+
+
+@pytest.mark.parametrize(
+    ("delivery", "source", "is_deterministic", "is_refused"),
+    [
+        ("effectively_once", None, False, True), ("effectively_once", "id", False, False),
+        ("effectively_once", None, True, False), ("at_least_once", None, False, False),
+    ],
+)  # fmt: skip
+def test_rows_of_chance_are_refused(delivery, source, is_deterministic, is_refused):
+    plan: Any = SimpleNamespace(deterministic=lambda: is_deterministic)
+    columns: Any = SimpleNamespace(source=lambda name: source if name == "message_id" else "c")
+    options = SinkOptions.parse(ledger="/l", delivery=delivery)
+    refusal = pytest.raises(errors.ConfigurationError, match="computes it anew in each run")
+    with refusal if is_refused else contextlib.nullcontext():
+        queries.refuse_chance(options, columns, plan)
 
 
 @pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])

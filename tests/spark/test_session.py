@@ -139,7 +139,7 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
     for name, value in {"PYSPARK_SUBMIT_ARGS": "", **names}.items():
         monkeypatch.setenv(name, value)
     jvm, made, built = MagicMock(), MagicMock(), list[Any]()
-    if "delta" in lacks:
+    if names.get("PYSPARK_GATEWAY_PORT") != "1":
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         loader.loadClass.side_effect = Py4JJavaError("", MagicMock())
         jvm.SparkConf().getAll.return_value = [Mock(_1=lambda: "spark.master")]
@@ -150,10 +150,13 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
         (session, "prepare_environment", Mock()), (session, "_check_pair", Mock()),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
-    conf, packages = {"spark.ui.enabled": "true"}, ("org.example:some:1",)
+    conf = {"spark.ui.enabled": "true"} if names else None
+    packages = ("org.example:some:1",)
     assert session.build_session(conf=conf, packages=packages, **arguments) is made
     options = built[0]["_options"]
-    assert (options.get("spark.master"), options["spark.ui.enabled"]) == (master, "true")
+    assert (options.get("spark.master"), options["spark.ui.enabled"]) == (
+        master, "true" if names else "false",
+    )  # fmt: skip
     assert "org.example:some:1" in options["spark.jars.packages"]
     assert ("spark.driver.defaultJavaOptions" in options) is ("log4j2" not in lacks)
     assert (session.DELTA_SETTINGS.items() <= options.items()) is ("delta" not in lacks)
@@ -207,6 +210,37 @@ def test_spark_submit_resolves_where_spark_has_another_resolver(monkeypatch):
     assert vars(builder)["_options"] == {"spark.jars.packages": "org.example:some:1"}
     assert gateway.proc.stdin.close.called
     assert SparkContext._gateway is None and SparkContext._jvm is None
+
+
+@pytest.mark.parametrize(
+    ("submitted", "jars", "settings"), [("", "a.jar", ""), ("own.jar", "own.jar,a.jar", "/ivy.xml")]
+)
+def test_the_java_that_runs_fetches_packages(monkeypatch, caplog, submitted, jars, settings):
+    caplog.set_level("INFO")
+    jvm, packages = MagicMock(), "org.example:some:1"
+    monkeypatch.setattr(SparkContext, "_gateway", MagicMock())
+    monkeypatch.setattr(SparkContext, "_jvm", jvm)
+    jvm.SparkConf().get = lambda name, default: submitted if name == "spark.jars" else "?"
+    spark = jvm.org.apache.spark.util
+    maven, place = spark.MavenUtils, spark.DependencyUtils.getIvyProperties()
+    place.packagesExclusions.return_value = "a:b,c:d" if submitted else None
+    place.ivySettingsPath.return_value = settings
+    maven.resolveMavenCoordinates.return_value.mkString.return_value = "a.jar"
+    builder = SparkSession.Builder().config("spark.jars.packages", packages)
+    session._add_jars(builder)
+    assert vars(builder)["_options"] == {"spark.jars": jars}
+    assert f"Ivy resolves {packages}: " in caplog.text
+    ivy = (maven.loadIvySettings if settings else maven.buildIvySettings).return_value
+    name, by, _, is_transitive, _, is_test, _ = maven.resolveMavenCoordinates.call_args.args
+    assert (name, by, is_transitive, is_test) == (packages, ivy, True, False)
+    assert jvm.PythonUtils.toSeq.mock_calls == [call(["a:b", "c:d"] if submitted else [])]
+    assert spark.DependencyUtils.addJarsToClassPath.call_args.args[0] == "a.jar"
+    java = MagicMock(**{"toString.return_value": "no answer"})
+    java._gateway_client.send_command.return_value = "ys"
+    maven.resolveMavenCoordinates.side_effect = Py4JJavaError("", java)
+    builder.config("spark.jars.packages", packages)
+    with pytest.raises(ConfigurationError, match=f"cannot fetch {packages}: .*no answer"):
+        session._add_jars(builder)
 
 
 @pytest.mark.spark

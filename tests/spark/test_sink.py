@@ -95,6 +95,14 @@ def test_what_a_stream_gives_to_spark(monkeypatch, packs, is_stream):
         RocketSink(nameServer="a:1", ledger="/l", batchId="b").stream(frame)
 
 
+def test_a_frame_of_a_stopped_session_is_refused():
+    stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
+    sink = RocketSink(nameServer="a:1", topic="flights")
+    for method in (sink.write, sink.stream, sink.check):
+        with pytest.raises(ConfigurationError, match=r"was stopped: begin a new session"):
+            method(SimpleNamespace(sparkSession=stopped))
+
+
 @pytest.fixture
 def settings(monkeypatch):
     """Return the settings of the active session, which tests may change."""

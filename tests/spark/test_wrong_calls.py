@@ -1,13 +1,11 @@
 """Wrong calls of a sink in a session, each answered by what was meant; and queries of others."""
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from rocket_sink import register
-from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
 from tests.producer.waiting import until
@@ -44,14 +42,6 @@ def test_a_wrong_function_is_answered_by_the_right_one(
     assert meant in str(caught.value)
 
 
-def test_a_frame_of_a_stopped_session_is_refused(cluster):
-    stopped = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
-    sink = sink_of(cluster)
-    for call in (sink.write, sink.stream, sink.check):
-        with pytest.raises(ConfigurationError, match=r"was stopped: begin a new session"):
-            call(SimpleNamespace(sparkSession=stopped))
-
-
 @pytest.mark.parametrize(
     ("select", "refused"),
     [
@@ -84,13 +74,6 @@ def test_output_modes_of_the_data_source(spark, cluster, rows, tmp_path, caplog,
     refusal = "foreach(sink) or foreachBatch(sink.write_batch), which take"
     assert (refusal in caplog.text) == (not sent)
     assert sorted(message.body.decode() for message in cluster.messages("flights")) == sent
-
-
-def test_a_topic_cannot_be_overwritten(spark, cluster):
-    register(spark)
-    writer = spark.sql("SELECT 'x' AS body").write.format("rocketmq").mode("overwrite")
-    with pytest.raises(Exception, match="a topic cannot be overwritten"):
-        writer.options(nameServer=cluster.name_server, topic="flights").save()
 
 
 def test_a_foreign_foreach_query_runs_beside_a_sink(spark, cluster, rows, tmp_path):
