@@ -1,22 +1,15 @@
 """The error budget of an epoch, on the driver."""
 
-from collections import Counter
 from contextlib import nullcontext
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.checks.budget import check_budget
-from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessage, read_options
+from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessage
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
-from tests.clusters import scripted_cluster
-from tests.ledger.values import spool_rows
-from tests.spark.test_alone import QUERY, task_of
 
 
 def counts(rows_in, dead, unknown=0):
@@ -69,32 +62,6 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(tmp_path, ca
     message = TaskMessage("q", "r", TaskSummary(rows_in=5, acked=5))
     RowStreamWriter(options, None).commit([message], 7)
     assert "that epoch 7 is done" in caplog.text
-
-
-cluster = scripted_cluster(1, t=1)
-
-
-def test_rows_that_tasks_hand_over_are_kept_once(cluster, tmp_path, monkeypatch):
-    """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process. The
-    epoch of a batch write is 0, also in a foreachBatch function."""
-    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: task_of(QUERY)))
-    settings = {
-        "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
-        "ledgerVia": "spark", "maxEpochFailures": "0",
-    }  # fmt: skip
-    options = read_options(settings)
-    columns = resolve_columns(pa.schema({"body": pa.string()}), options)
-    writer = BatchWriter(options, columns, "run", "query")
-    sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
-    assert (sent.query_id, sent.run_id) == ("query", "run")
-    with pytest.raises(DeliveryError, match=r"1 of 3 rows could not .* backfill them"):
-        writer.commit([sent])
-    writer.abort([sent])
-    files = [path for path in (tmp_path / "l" / "_spool").rglob("*") if path.is_file()]
-    rows = spool_rows(*files)
-    kinds = Counter(row["kind"] for row in rows)
-    assert {row["epoch"] for row in rows} == {0}
-    assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -198,27 +198,13 @@ def test_a_first_session_says_in_one_line_what_it_waits_for():
     ), done.stderr  # fmt: skip
 
 
-def test_spark_submit_resolves_where_spark_has_another_resolver(monkeypatch):
-    """A missing class of Java is a `JavaPackage` in py4j, which cannot be called."""
-    gateway, jvm = MagicMock(), MagicMock()
-    jvm.org.apache.spark.util.MavenUtils.buildIvySettings.side_effect = TypeError("JavaPackage")
-    jvm.org.apache.spark.util.DependencyUtils.getIvyProperties().ivySettingsPath.return_value = ""
-    monkeypatch.setattr(SparkContext, "_gateway", gateway)
-    monkeypatch.setattr(SparkContext, "_jvm", jvm)
-    builder = SparkSession.Builder().config("spark.jars.packages", "org.example:some:1")
-    session._add_jars(builder)
-    assert vars(builder)["_options"] == {"spark.jars.packages": "org.example:some:1"}
-    assert gateway.proc.stdin.close.called
-    assert SparkContext._gateway is None and SparkContext._jvm is None
-
-
 @pytest.mark.parametrize(
     ("submitted", "jars", "settings"), [("", "a.jar", ""), ("own.jar", "own.jar,a.jar", "/ivy.xml")]
 )
 def test_the_java_that_runs_fetches_packages(monkeypatch, caplog, submitted, jars, settings):
     caplog.set_level("INFO")
-    jvm, packages = MagicMock(), "org.example:some:1"
-    monkeypatch.setattr(SparkContext, "_gateway", MagicMock())
+    jvm, gateway, packages = MagicMock(), MagicMock(), "org.example:some:1"
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
     monkeypatch.setattr(SparkContext, "_jvm", jvm)
     jvm.SparkConf().get = lambda name, default: submitted if name == "spark.jars" else "?"
     spark = jvm.org.apache.spark.util
@@ -241,6 +227,13 @@ def test_the_java_that_runs_fetches_packages(monkeypatch, caplog, submitted, jar
     builder.config("spark.jars.packages", packages)
     with pytest.raises(ConfigurationError, match=f"cannot fetch {packages}: .*no answer"):
         session._add_jars(builder)
+    # A missing class of Java is a `JavaPackage` in py4j, which cannot be called.
+    maven.resolveMavenCoordinates.side_effect = TypeError("JavaPackage")
+    builder = SparkSession.Builder().config("spark.jars.packages", packages)
+    session._add_jars(builder)
+    assert vars(builder)["_options"] == {"spark.jars.packages": packages}
+    assert gateway.shutdown.called and gateway.proc.stdin.close.called
+    assert SparkContext._gateway is None and SparkContext._jvm is None
 
 
 @pytest.mark.spark
