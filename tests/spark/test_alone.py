@@ -445,8 +445,11 @@ def test_a_setting_is_that_of_the_application_first():
     assert session_settings.setting(session, "other") == "x"
     assert session_settings.setting(session, "none") == ""
     assert session_settings.session_setting(session, "spark.speculation") == "true"
+    session.conf = None
+    assert session_settings.session_setting(session, "spark.speculation") == "FALSE"
     for is_on in ("true", "TRUE"):
         assert session_settings.speculates(Settings(classic=False, spark_speculation=is_on))
+        assert session_settings.pushes_filters(Settings(own={session_settings.PUSHDOWN: is_on}))
     for read in (session_settings.setting, session_settings.session_setting):
         assert read(object(), "none") == ""
 
@@ -538,14 +541,8 @@ def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatc
 
 
 def test_sparks_own_options_are_left_out():
-    given = {
-        "topic": "t",
-        "checkpointLocation": "c",
-        "PATH": "p",
-        "queryName": "q",
-        "outputMode": "m",
-    }
-    assert driver_options.own_options(given) == {"topic": "t"}
+    names = ("topic", "checkpointLocation", "PATH", "queryName", "outputMode")
+    assert driver_options.own_options(dict.fromkeys(names, "t")) == {"topic": "t"}
 
 
 @pytest.mark.parametrize(
@@ -568,18 +565,13 @@ def test_options_that_a_stream_cannot_keep(refuse, option, text):
 )  # fmt: skip
 def test_tasks_learn_of_the_pending_epoch(monkeypatch, begun, ended, is_late, pending):
     def entries(number):
-        entry = SimpleNamespace(
-            isDefined=lambda: number is not None,
-            get=lambda: SimpleNamespace(_1=lambda: number),
-        )
+        last = SimpleNamespace(_1=lambda: number)
+        entry = SimpleNamespace(isDefined=lambda: number is not None, get=lambda: last)
         return SimpleNamespace(getLatest=lambda: entry)
 
     monkeypatch.setattr(queries, "plan_digest", lambda plan: f"digest of {plan}")
-    query = SimpleNamespace(
-        analyzedPlan=lambda: "plan",
-        offsetLog=lambda: entries(begun),
-        commitLog=lambda: entries(ended),
-    )
+    logs = {"offsetLog": lambda: entries(begun), "commitLog": lambda: entries(ended)}
+    query = SimpleNamespace(analyzedPlan=lambda: "plan", **logs)
     told: dict[str, str] = {}
     settings = SimpleNamespace(set=told.__setitem__)
     queries._tell_tasks(query, settings, is_late=is_late)
@@ -875,41 +867,6 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     assert queries.refuse_query(session, "gone", []) is None
 
 
-def foreach_writer(command: bytes, kind: str = "PythonForeachWriter", field: str = "") -> Any:
-    """Return the writer of a foreach query, which has a pickled function in a private field."""
-    numbers = SimpleNamespace(mkString=lambda by: by.join(map(str, command)))
-    function = SimpleNamespace(command=lambda: numbers)
-    private = Mock(getType=named_class(field or "PythonFunction"), get=lambda writer: function)
-    kind_of = SimpleNamespace(getSimpleName=lambda: kind, getDeclaredFields=lambda: [private])
-    return SimpleNamespace(getClass=lambda: kind_of)
-
-
-def test_the_sink_of_a_foreach_query_is_known_by_its_mark(monkeypatch):
-    monkeypatch.setattr(queries, "_foreach_sinks", {})
-    assert queries._foreach_sink(foreach_writer(b"", field="Hidden")) is None
-    options = [SinkOptions.parse(topic=name) for name in "ab"]
-    marks = [queries.note_sink(each, None).encode() for each in options]
-    for writer, expected in (
-        (foreach_writer(b"1" + marks[1] + b"2"), options[1]), (foreach_writer(b"other"), None),
-        (foreach_writer(marks[0], kind="Foreign"), None),
-        # Another version of Spark may keep the function elsewhere.
-        (foreach_writer(b"other", field="Hidden"), options[0]),
-    ):  # fmt: skip
-        sink = queries._foreach_sink(writer)
-        assert (sink and sink.options) is expected
-
-
-def test_a_sink_in_the_place_of_a_function_says_what_to_write():
-    functions = {"sink": SimpleNamespace(write_batch=print), "function": print}
-    proxies = {name: SimpleNamespace(func=function) for name, function in functions.items()}
-    session: Any = MagicMock()
-    session.sparkContext._gateway.gateway_property.pool.dict = {**proxies, "bare": object()}
-    queries._refuse_objects(session)
-    with pytest.raises(errors.ConfigurationError, match=r"write foreachBatch\(sink.write_batch\)"):
-        proxies["sink"].func("frame", 0)
-    assert proxies["function"].func is print
-
-
 def test_rows_of_chance_are_refused():
     options = SinkOptions.parse(ledger="/l", delivery="effectively_once")
     plan, columns = Mock(**{"deterministic.return_value": False}), Mock()
@@ -1014,11 +971,9 @@ def test_the_run_of_a_frame_is_that_of_its_session(local, queries, expected):
         its = SimpleNamespace(equals=lambda other: session == "own")
         batch = session and SimpleNamespace(sparkSession=lambda: its)
         return SimpleNamespace(
-            lastExecution=lambda: batch,
-            runId=told(run),
-            id=told(query),
+            lastExecution=lambda: batch, runId=told(run), id=told(query),
             name=lambda: "job" if query == "q2" else None,
-        )
+        )  # fmt: skip
 
     executions = {q: execution(q, r, s) for q, (r, s) in queries.items()}
     shared = SimpleNamespace(activeStreamingQueries=lambda: executions)

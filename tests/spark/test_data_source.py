@@ -55,7 +55,6 @@ def test_a_batch_id_is_sent_once(cluster, options, caplog):
     message = send(repeated, "x", "y")
     assert (message.summary.rows_in, message.summary.acked) == (2, 0)
     caplog.clear()
-    assert repeated.batch.summary["duration_s"] == 0.0
     repeated.commit([message, None])
     assert len(caplog.messages) == 1 and "the batchId b is complete" in caplog.text
     assert sorted(m.body for m in cluster.messages("t")) == [b"x", b"y"]
@@ -70,7 +69,7 @@ def test_a_batch_id_is_sent_once(cluster, options, caplog):
     ("kind", "lane", "epoch", "end"),
     [("batch", "batch", 0, ()), ("arrow", "datasource", 8, (8,)), ("rows", "datasource", 8, (8,))],
 )
-def test_what_is_done_is_noted(cluster, options, tmp_path, caplog, via, kind, lane, epoch, end):
+def test_what_is_done_is_noted(options, tmp_path, caplog, via, kind, lane, epoch, end):
     """No failed task leaves a record with ledgerVia=spark, so any row of a batch may be doubled."""
     caplog.set_level("INFO", CONSOLE)
     source = RocketMQDataSource({**options, "ledgerVia": via})
@@ -96,7 +95,6 @@ def test_what_is_done_is_noted(cluster, options, tmp_path, caplog, via, kind, la
     assert losses.startswith(f"1 of 4 rows of {name} were not delivered")
     end_text = f"{name} ended: 4 rows in, 3 acknowledged, 1 dead letter"
     assert [text.partition(";")[0] for text in ends] == [end_text] * is_batch
-    assert sorted(m.body for m in cluster.messages("t")) == [b"x", b"y", b"z"]
     if not is_batch:
         writer.commit([], 0)
         assert caplog.messages[-1].startswith(f"nothing folds the ledger file:{tmp_path}/l while")

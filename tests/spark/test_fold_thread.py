@@ -243,6 +243,7 @@ def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread):
         calls.append("fold")
 
     thread._fold = fold
+    thread._expire = calls.append
     thread._confirm = lambda ledger, progress: calls.append(progress.batchId)
     for name in ("/no/one", "/no/two"):
         thread.add(resolve_path(name), interval_s=1e9)

@@ -84,6 +84,8 @@ def test_a_listener_that_comes_late_meets_the_queries_that_run(monkeypatch, capl
     assert added.mock_calls == [call(resolve_path("/l"), 0.5, kept)]
     assert met.call_count == 1 and "no metrics of the ledger /l: no metrics" in caplog.text
     assert listener.install_fold(options, object()) is None
+    of_connect: Any = SimpleNamespace(sparkSession=object())
+    assert listener.owner_of(of_connect) is of_connect.sparkSession
     spark.sparkContext._jsc = None  # The application has been stopped.
     assert listener.install_fold(options, spark) is None
 

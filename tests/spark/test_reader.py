@@ -52,13 +52,6 @@ def test_all_queues_of_all_brokers_are_read(cluster):
     assert bodies(cluster) == ["000", "001", "002", "110", "111"]
 
 
-def test_what_comes_after_the_plan_is_not_read(cluster):
-    fill(cluster, 3)
-    reader, (part,) = plan(cluster)
-    fill(cluster, 3)
-    assert sum(batch.num_rows for batch in reader.read(part)) == 3
-
-
 def test_long_queues_are_cut(cluster, monkeypatch):
     fill(cluster, 10)
     _, parts = plan(cluster, maxmessagesperpartition="4")
@@ -291,7 +284,7 @@ def test_a_birth_time_that_spark_cannot_hold_is_null(ms):
 
 def test_no_option_of_the_reader_is_one_of_the_sink():
     assert not {o.name.lower() for o in READ_OPTIONS} & {o.name.lower() for o in OPTIONS}
-    asked = {"topic": "t", "NAME_SERVER": "a:1", "starting_offsets": "latest"}
+    asked = {"topic": "t", "NAME_SERVER": "a:1", "rocketmq.starting_offsets": "latest"}
     read, sink = ReadOptions.parse(asked)
     assert (read.starting_offsets, sink.name_servers) == ("latest", ("a:1",))
     assert isinstance(sink, SinkOptions)

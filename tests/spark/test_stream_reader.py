@@ -75,7 +75,6 @@ def test_an_epoch_has_what_came_since_the_one_before(cluster):
     assert end[TOPIC] == offsets(2, 0, 0, 1)[TOPIC] == stream.reportLatestOffset()[TOPIC]
     assert stream.getDefaultReadLimit() == ALL
     assert bodies(stream, ZERO, end) == ["000", "001", "110"]
-    stream.stop()
     assert bodies(stream, end, end) == []
 
 
@@ -145,6 +144,7 @@ def test_an_epoch_waits_for_enough_messages_or_for_its_time(cluster, monkeypatch
     assert first[TOPIC] == offsets(1, 0, 0, 0)[TOPIC]
     fill(cluster, 2)
     assert stream.latestOffset(first, limit) == first
+    assert stream.latestOffset(first, ALL)[TOPIC] == offsets(3, 0, 0, 0)[TOPIC]
     fill(cluster, 1, broker=1)
     last = stream.latestOffset(first, limit)
     assert last[TOPIC] == offsets(3, 0, 1, 0)[TOPIC]
@@ -204,6 +204,8 @@ def test_a_broker_that_is_away_keeps_its_offsets(cluster, caplog):
     assert "the queues of the last epoch are read: " in caplog.text
     cluster.stop_name_server()
     assert stream.latestOffset(end, ALL) == end
+    with pytest.raises(SendError):
+        reader(cluster).latestOffset(end, ALL)
     cluster.start_name_server()
     cluster.register()
     for broker in cluster.brokers:
