@@ -48,8 +48,8 @@ def test_a_batch_id_is_sent_once(cluster, options, caplog):
     assert send(failed, "x", "y").summary.found_stored == 0
     failed.abort([None])
     sent = send(again, "x", "y")
-    assert (sent.summary.found_stored, again.query_id) == (2, failed.query_id)
-    assert (failed.again, again.again) == (False, True)
+    facts = (sent.summary.found_stored, again.query_id, again.again, failed.again)
+    assert facts == (2, failed.query_id, True, False)
     again.commit([sent])
     repeated = source.writer(BODY, False)
     message = send(repeated, "x", "y")

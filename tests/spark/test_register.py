@@ -56,9 +56,8 @@ def test_a_source_knows_the_session_that_registered_it(session, monkeypatch, tmp
         return source({"nameServer": name_server, "topic": "t", **options})
 
     reader, stream = made(path="p").reader(STORED_SCHEMA), made().streamReader(STORED_SCHEMA)
-    kind = FilteringReader if is_known else MessageReader
-    assert (type(reader), reader.asked.starting_offsets) == (kind, "earliest")
-    assert stream.asked.starting_offsets == "latest"
+    assert type(reader) is (FilteringReader if is_known else MessageReader)
+    assert [each.asked.starting_offsets for each in (reader, stream)] == ["earliest", "latest"]
     for read in (made().reader, made().streamReader):
         with pytest.raises(ConfigurationError, match=r"leave .schema\(...\) out"):
             read(BODY)
@@ -76,7 +75,8 @@ def test_a_source_knows_the_session_that_registered_it(session, monkeypatch, tmp
         assert limited.streamWriter(BODY, True).options.rate_tasks == 8
     for ledger, is_folded in ((folder, is_known), (f"{folder}2", False), ("", True)):
         writer = made(ledger=ledger, allowSpeculation="true").streamWriter(BODY, False)
-        assert (writer.folded, writer.token is not None) == (is_folded, bool(ledger))
+        facts = (writer.folded, writer.token is not None, writer.again)
+        assert facts == (is_folded, bool(ledger), False)
         # Spark 4.0 has no stream writers of Arrow batches.
         assert type(writer) is getattr(datasource, "ArrowStreamWriter", datasource.RowStreamWriter)
     assert datasource.freeze_once.called
