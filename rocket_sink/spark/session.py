@@ -59,7 +59,8 @@ def build_session(
     log_level: str = "ERROR",
 ) -> SparkSession:
     """Return a session with Delta, in UTC, with quiet logs. An active session is returned as it is.
-    Under spark-submit without Delta's jars the session has no Delta.
+    Under spark-submit without Delta's jars the session has no Delta. With SPARK_REMOTE it is a
+    session of that server (Spark Connect), which has its own master, packages and log level.
 
     Args:
         master: as in spark-submit; None: the master that spark-submit has set, else `local[*]`.
@@ -76,6 +77,8 @@ def build_session(
     if active is not None:
         return active
     builder = SparkSession.builder.appName(app_name)
+    if "SPARK_REMOTE" in os.environ:
+        return builder.config(map=dict(conf or {})).getOrCreate()
     if master is not None:
         builder = builder.master(master)
     elif "spark.master" not in _submitted_settings() and "MASTER" not in os.environ:

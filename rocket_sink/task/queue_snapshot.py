@@ -133,9 +133,10 @@ class QueueSnapshots:
 
 def forget_queues(options: SinkOptions, query_id: str, counts: Mapping[str, Any]) -> None:
     """Remove the lists of a batch write that nobody needs any more: a write without an `appId` that
-    left no dead letters (`counts`; empty if it failed and left no rows in the ledger). If that
-    fails, only warn, because the rows are sent."""
-    is_needed = options.app_id or counts.get("dead") or counts.get("unknown")
+    left no dead letters (`counts`; empty if it failed and left no rows in the ledger), and that
+    cannot be repeated under a `batchId`. If that fails, only warn, because the rows are sent."""
+    can_go_on = options.batch_id and not counts
+    is_needed = options.app_id or can_go_on or counts.get("dead") or counts.get("unknown")
     if is_needed or not options.ledger or options.ordering == "none":
         return
     try:

@@ -23,6 +23,7 @@ from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
+from rocket_sink.producer.pool import worker_pool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.spark import console, foreach_batch, frames, lineage, transactions
 from rocket_sink.spark.checks import own_input, reach
@@ -509,6 +510,26 @@ def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
     assert world.sent() == ["a", "d"] and not world.notes("pending")
     assert len(letters) == 2 and writer.write(world.frame("e")).acked == 1
     assert world.notes("queues") == ["queues"]
+
+
+@pytest.mark.parametrize("name", ["", "day"])
+def test_a_write_that_can_go_on_keeps_its_queues(world, monkeypatch, name):
+    def writer():
+        """Return a writer whose tasks ask for the route anew."""
+        worker_pool().close()
+        return world.writer(ordering="strict", batchId=name, pollNameServerInterval=10)
+
+    world.cluster.create_topic("t", 4)
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(foreach_batch, "_append", dies(KeyError("died")))
+        writer().write(world.frame("a"))
+    assert world.notes("queues") == ["queues"] * bool(name)
+    world.cluster.create_topic("t", 8)
+    if name:
+        with pytest.raises(errors.DeliveryError, match="onRouteChange"):
+            writer().write(world.frame("a"))
+        world.cluster.create_topic("t", 4)
+    assert writer().write(world.frame("a")).acked == 1 and not world.notes("queues")
 
 
 def test_an_epoch_is_ended_under_a_live_lock_alone(half, monkeypatch):

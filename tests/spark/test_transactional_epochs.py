@@ -5,16 +5,14 @@ own query.
 """
 
 import dataclasses
-import shutil
 import uuid
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
 
 from rocket_sink import Ledger, RocketSink
-from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError
+from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.ledger.append import table
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
@@ -130,24 +128,6 @@ def test_an_epoch_is_hidden_until_its_append(query, monkeypatch):
     # Delta skips an epoch that it has; a second run sends and commits nothing.
     query.epoch(0)
     assert query.seen() == {0: ROWS} and not query.open()
-
-
-def test_a_ledger_that_was_made_anew_has_its_own_answers(shared, monkeypatch, tmp_path):
-    """The query of the new ledger has the same name and the same epochs."""
-    spark, cluster, _ = shared
-    query = Query(spark, cluster, str(tmp_path / "ledger"), "made anew")
-    query.epoch(0)
-    before = TransactionCommitter(spark, query.sink().options)
-    members = before.members(query.name, 0)
-    assert members is not None and len(members) == ROWS
-    shutil.rmtree(query.ledger.path)
-    query.killed(monkeypatch, TransactionCommitter, "_end", die)
-    assert query.open() == ROWS
-    query.cluster.check_transactions()
-    until(lambda: len(query.bodies()) == 2 * ROWS, timeout_s=60)
-    for ask in (before.members, partial(before.end, wait_s=60)):
-        with pytest.raises(LedgerError, match="deleted and made anew"):
-            ask(query.name, 0)
 
 
 def test_halves_that_another_cluster_refused_are_committed_later(query, monkeypatch):

@@ -56,9 +56,10 @@ from rocket_sink.spark.frames import json_body, plan_of, quoted
 SENT_COLUMNS: Final = (
     "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
     "delivery_timestamp", "queue_id", "broker_name", "message_id", "event_time", "flag",
-    "wait_store", "priority", "lite_topic",
+    "wait_store", "priority", "lite_topic", "traceparent", "tracestate",
 )  # fmt: skip
-"""The dead letters' columns that the row contract knows."""
+"""The row contract's columns that tasks send. Dead letters have the trace context in their
+properties."""
 _SOURCES: Final = "sources"
 """Kind of the notes that hold the column types of a table."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")

@@ -302,12 +302,18 @@ class TestTables:
     def test_rows_read_from_a_topic_are_sent_although_it_has_their_ids(self, desk):
         """The rows are from `dlq export`; a backfill was killed after its mark, before it sent."""
         desk.send(("0", "ID0", "k"))
-        frame = desk.spark.sql("SELECT '0' AS body, 'ID0' AS message_id, 'x' AS offset_message_id")
+        trace = f"00-{'1' * 32}-{'2' * 16}-01"
+        frame = desk.spark.sql(
+            "SELECT '0' AS body, 'ID0' AS message_id, 'x' AS offset_message_id, "
+            f"'{trace}' AS traceparent, 'a=1' AS tracestate"
+        )
         source = desk.source(frame, "dead.parquet")
         desk.kill_after_mark(source)
         _, sent = desk.run(source)
         assert (sent.resent, sent.found) == (1, 0)
         assert desk.bodies() == ["0", "0"]
+        properties = desk.cluster.messages(TOPIC)[1].properties
+        assert (properties["traceparent"], properties["tracestate"]) == (trace, "a=1")
 
     def test_its_ids_are_the_same_in_each_time_zone_and_with_each_java(self, desk):
         """Java 17 prints 1.0E23 as 9.999999999999999E22, later ones print 1.0E23. The id below

@@ -80,7 +80,7 @@ def test_a_run_sends_its_rows_by_tasks_and_folds_their_resolutions(
     assert run(selected, progress=counts.append) == Resent(resent=3)
     assert len(counts) > 1 and counts[-1] == 3
     assert frame.repartition.call_args.args[0] == tasks and frame.limit.mock_calls[0] == call(7)
-    columns = {column.name for column in CONTRACT} - {"order_by", "traceparent", "tracestate"}
+    columns = {column.name for column in CONTRACT} - {"order_by"}
     columns |= {"letter_id", "query_id", "open", "unknown_at", "was_stored"}
     assert {*frame.select.mock_calls[0].args} == columns
     [task] = frame.asked
