@@ -217,7 +217,7 @@ lock_module._SETTLE_S = 0.1
 name_server, group, lock_path, halves = sys.argv[1:]
 lease = lock_module.Lease(fs.LocalFileSystem(), lock_path, lease_s=3.0)
 assert lease.acquire(0)
-engine = SendEngine(SinkOptions.parse({"nameServer": name_server, "sendMsgTimeout": 500}))
+engine = SendEngine(SinkOptions.parse({"nameServer": name_server, "sendMsgTimeout": 1500}))
 committer = HalfMessageCommitter(engine, group=group, ordered=True, since_ms=0, check=lease.check)
 committer.commit(ipc.open_file(halves).read_all(), doubtful=False)
 """
@@ -240,7 +240,9 @@ def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_mo
         stopped.send_signal(signal.SIGSTOP)
         successor = Lease(fs.LocalFileSystem(), lock_path)
         assert successor.acquire(120.0)
-        report = world.commit(halves, doubtful=True)
+        # An answer that is late is asked for again, and the requests are counted.
+        patience = {"sendMsgTimeout": 60_000, "sendMsgMaxTimeoutPerRequest": 60_000}
+        report = world.commit(halves, doubtful=True, **patience)
         stopped.send_signal(signal.SIGCONT)
         _, stderr = stopped.communicate(timeout=120)
     successor.release()
