@@ -22,9 +22,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import admin as admins
 from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.spark import console, lineage, packs
-from rocket_sink.spark.backfill.sources import Selection
 from rocket_sink.spark.checks import (
-    budget,
     context,
     driver_options,
     own_input,
@@ -454,17 +452,6 @@ def test_a_setting_is_that_of_the_application_first():
         assert read(object(), "none") == ""
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("is_on", [True, False])
-def test_speculation_is_refused_unless_it_is_allowed(allowed, is_on):
-    options = SinkOptions.parse(allowSpeculation=allowed)
-    if is_on and not allowed:
-        with pytest.raises(errors.ConfigurationError, match="allowSpeculation=true"):
-            session_settings.refuse_speculation(options, is_on=is_on)
-    else:
-        session_settings.refuse_speculation(options, is_on=is_on)
-
-
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -543,19 +530,6 @@ def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatc
 def test_sparks_own_options_are_left_out():
     names = ("topic", "checkpointLocation", "PATH", "queryName", "outputMode")
     assert driver_options.own_options(dict.fromkeys(names, "t")) == {"topic": "t"}
-
-
-@pytest.mark.parametrize(
-    ("refuse", "option", "text"),
-    [
-        (budget.refuse_budget, {"maxEpochFailures": "1"}, "foreachBatch"),
-        (driver_options.refuse_batch_id, {"batchId": "b"}, "leave batchId out"),
-    ],
-)
-def test_options_that_a_stream_cannot_keep(refuse, option, text):
-    refuse(SinkOptions.parse())
-    with pytest.raises(errors.ConfigurationError, match=text):
-        refuse(SinkOptions.parse({"ledger": "/l", "topic": "t", **option}))
 
 
 @pytest.mark.parametrize(
@@ -766,14 +740,6 @@ def test_ids_without_a_commit_log_offset(text):
     assert commit_log_offsets(good).to_pylist() == [1000, 7]
     with pytest.raises(errors.RemoteProtocolError):
         commit_log_offsets(pa.array([ID.format(0), text]))
-
-
-@pytest.mark.parametrize(
-    ("reasons", "is_data"), [((), False), (("data",), True), (("unknown",), False)]
-)
-def test_rows_that_brokers_refuse_are_sent_only_by_name(reasons, is_data):
-    assert ("data" in Selection(reasons).classes) is is_data
-    assert Selection().max_tries == 3 and not Selection().again
 
 
 # --- queries at their start --------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Batch writes with a `batchId`: they may be repeated, and a complete one is sent once."""
 
-import contextlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from rocket_sink.testing import FakeCluster
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import write
 from tests.ledger.views import view_rows
-from tests.spark.streams import run, stream_of
 
 pytestmark = pytest.mark.spark
 
@@ -72,23 +69,6 @@ def sent_and_died(results, *_):
     crash()
 
 
-@pytest.mark.parametrize("delivery", DELIVERIES[:2])
-def test_a_complete_write_is_sent_once(world, delivery):
-    first = world.write(delivery=delivery, appId="load")
-    assert first.all_delivered and not first.is_repeated and "load/2026-11-28/" in first.query_id
-    for _ in range(2):
-        assert world.write(delivery=delivery, appId="load") == replace(first, is_repeated=True)
-    assert world.write(delivery="at_least_once", appId="load").is_repeated
-    assert world.sent() == ROWS
-    # Another appId or batchId is another write; a write without a batchId is too.
-    others = [{"appId": "other"}, {"appId": "load", "batch_id": "2026-11-29"}]
-    for other in [*others, {"appId": "load", "batch_id": ""}]:
-        assert not world.write(delivery=delivery, **other).is_repeated
-    assert world.sent() == 4 * ROWS
-    log = "".join(path.read_text() for path in (world.ledger / "_delta_log").glob("*.json"))
-    assert '"txn"' not in log, "the table's checkpoint would keep each of them for ever"
-
-
 @pytest.mark.parametrize(
     ("delivery", "died_in", "copies", "doubles", "is_complete"),
     [
@@ -135,15 +115,6 @@ def test_the_data_source_repeats_a_failed_write_and_no_complete_one(world, deliv
     assert world.sent() == sent
 
 
-def test_half_messages_of_a_decided_write_are_committed_by_its_repetition(world):
-    world.die(NamedBatch, "end", crash, delivery="transactional")
-    assert world.sent() == 0
-    with pytest.raises(CheckpointError, match="delivery was transactional, and is at_least_once"):
-        world.write()
-    assert world.write(delivery="transactional").is_repeated
-    assert world.sent() == ROWS
-
-
 def test_another_frame_is_refused(world):
     world.die(foreach_batch, "_append", sent_and_died)
     for frame, options, words in (
@@ -158,23 +129,6 @@ def test_another_frame_is_refused(world):
         with pytest.raises(CheckpointError, match=words):
             world.write(frame, **options)
     assert world.sent() == ROWS
-
-
-def test_an_id_of_a_stream_is_none_of_another_stream(world, tmp_path):
-    """Epochs of two queries have equal columns, and perhaps as many rows."""
-
-    def epoch(frame, number):
-        world.write(frame, batch_id=f"epoch {number}")
-
-    for name, outcome in (
-        ("one", contextlib.nullcontext()),
-        ("two", pytest.raises(Exception, match=r"streaming query was [\w-]+, and is")),
-    ):
-        (tmp_path / name).mkdir()
-        writer = stream_of(world.spark, tmp_path / name).writeStream.foreachBatch(epoch)
-        with outcome:
-            run(writer, tmp_path / name / "checkpoint")
-    assert world.sent() == 1
 
 
 def test_a_complete_write_is_none_for_another_cluster(world):

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +190,8 @@ def test_the_epochs_of_runs(world, caplog, monkeypatch):
     world.epoch(writer, 0, "a", "b")
     with pytest.raises(errors.ConfigurationError, match="another write_batch has written the e"):
         world.epoch(writer, 0, "c")
+    with pytest.raises(errors.CheckpointError, match="has one frame of the epoch 0"):
+        world.epoch(writer, 0, "c", run="p")
     world.epoch(writer, 1, "c")
     world.epoch(writer, 1, "c", run="s")
     world.epoch(writer, 2, "", "d", run="s")
@@ -200,8 +203,8 @@ def test_the_epochs_of_runs(world, caplog, monkeypatch):
         (2, "q", "s", "foreach_batch", 2, 1, 1, 0),
     ]  # fmt: skip
     starts = [text for text in caplog.messages if text.startswith("the query q sends to the top")]
-    assert len(starts) == 3 and all("by foreachBatch" in text for text in starts)
-    assert events == [("START", run, "rocket_sink.q") for run in "rsu"]
+    assert len(starts) == 4 and all("by foreachBatch" in text for text in starts)
+    assert events == [("START", run, "rocket_sink.q") for run in "rpsu"]
     assert "begun before" not in caplog.text and "cannot note" not in caplog.text
 
 
@@ -361,33 +364,46 @@ def test_writes_and_epochs_without_rows(world, monkeypatch, caplog):
     assert f"cannot note in the ledger {world.ledger} that a write is done" in caplog.text
 
 
-def test_a_batch_id_is_written_once(world, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("delivery", "sent"),
+    [("at_least_once", "aa"), ("effectively_once", "a"), ("transactional", "a")],
+)
+def test_a_batch_id_is_written_once(half, monkeypatch, caplog, delivery, sent):
     caplog.set_level("INFO")
-    writer = world.writer(batchId="b/1", appId="load")
-    lock = ledger_lock(resolve_path(world.ledger), 0, name="batch_load_b=2F1.lock")
+    half.settings["delivery"] = delivery
+    of_load = {"batchId": "b/1", "appId": "load"}
+    writer, is_half = half.writer(**of_load), delivery == "transactional"
+    lock = ledger_lock(resolve_path(half.ledger), 0, name="batch_load_b=2F1.lock")
     with lock, pytest.raises(errors.LedgerError, match="is writing the batchId 'b/1'") as caught:
-        writer.write(world.frame("a", ""))
-    assert caught.value.path == world.ledger and not world.sent()
+        writer.write(half.frame("a", ""))
+    assert caught.value.path == half.ledger and not half.sent()
     end = NamedBatch, "end", Mock(side_effect=Killed)
     for death in ((foreach_batch, "_append", dies(Killed())), end):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(*death)
-            writer.write(world.frame("a", ""))
+            writer.write(half.frame("a", ""))
+    assert bool(half.sent()) is not is_half
     for _ in range(2):
-        summary = writer.write(world.frame("a", ""))
+        summary = writer.write(half.frame("a", ""))
         assert summary.is_repeated and (summary.rows_in, summary.acked, summary.dead) == (2, 1, 1)
         assert summary.query_id.startswith("load/b/1/") and not summary.duration_s
-    assert world.sent() == ["a", "a"] and caplog.text.count("is complete in the ledger") == 2
+    assert half.sent() == [*sent] and caplog.text.count("is complete in the ledger") == 2
     with pytest.raises(errors.CheckpointError, match="number of rows was 2, and is 1"):
-        writer.write(world.frame("a"))
-    other = world.writer(batchId="b/2")
-    for world.local[QUERY_ID], outcome in (
-        ("q", contextlib.nullcontext()),
-        ("p", pytest.raises(errors.CheckpointError, match="streaming query was q, and is p")),
-    ):
-        with outcome:
-            assert not other.write(world.frame("c")).is_repeated
-    assert world.sent() == ["a", "a", "c"]
+        writer.write(half.frame("a"))
+    refusal = pytest.raises(errors.CheckpointError, match="delivery was transactional, and is at_l")
+    with refusal if is_half else contextlib.nullcontext():
+        plain = half.writer(**of_load, delivery="at_least_once")
+        assert plain.write(half.frame("a", "")).is_repeated
+    for other in ({"appId": "x"}, {"batchId": ""}):
+        assert not half.writer(**of_load | other).write(half.frame("b")).is_repeated
+    later, half.local[QUERY_ID] = half.writer(batchId="b/2"), "q"
+    first = later.write(half.frame("c"))
+    assert not first.is_repeated
+    assert later.write(half.frame("c")) == replace(first, is_repeated=True)
+    half.local[QUERY_ID] = "p"
+    with pytest.raises(errors.CheckpointError, match="streaming query was q, and is p"):
+        later.write(half.frame("c"))
+    assert half.sent() == [*sent, "b", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -22,10 +21,8 @@ pytest.importorskip("openlineage.client")
 
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark import foreach_batch, lineage
-from rocket_sink.spark.checks.context import StreamRun
+from rocket_sink.spark import lineage
 from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
-from rocket_sink.spark.foreach_batch import BatchWriter, _Sent
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.task.totals import TaskSummary
 from tests.clusters import scripted_cluster
@@ -154,24 +151,6 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
     for begin, end in (refused, failed):
         assert (begin["eventType"], end["eventType"]) == ("START", "FAIL")
     assert refused[1]["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
-
-
-def test_each_run_of_a_query_by_foreach_batch_has_a_start(collector, monkeypatch):
-    runs = [str(uuid.uuid4()) for _ in range(2)]
-    writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
-    for name in ("check_reachable", "check_budget"):
-        monkeypatch.setattr(foreach_batch, name, lambda *_: None)
-    monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, bool))
-    frame: Any = SimpleNamespace(schema=BODY, sparkSession=MagicMock())
-    for run_id in runs:
-        of_query = StreamRun("query", run_id)
-        monkeypatch.setattr(foreach_batch, "run_of", Mock(return_value=of_query))
-        for epoch in range(2):
-            writer.write_epoch(frame, epoch)
-        lineage.end(run_id, {"acked": 2})
-    wait_for(lambda: len(collector.events) >= 4)
-    events = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
-    assert events == [(run_id, kind) for run_id in runs for kind in ("START", "COMPLETE")]
 
 
 def started():

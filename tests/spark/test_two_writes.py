@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -75,31 +74,6 @@ def in_thread(function, *arguments):
 
 
 @pytest.mark.spark
-def test_the_second_frame_of_an_epoch_is_refused_in_any_thread(world):
-    sinks = [world.sink(app_id=app_id) for app_id in ("job", "job-2")]
-
-    def of_topics(frame, *topics):
-        return frame.selectExpr("*", f"explode(array{topics!r}) AS topic".replace(",)", ")"))
-
-    def two_frames(frame, number):
-        for topic in ("one", "two"):
-            in_thread(sinks[0].write_batch, of_topics(frame, topic), number)
-
-    with pytest.raises(Exception, match="nothing of this frame is sent"):
-        world.stream(two_frames)
-    assert world.sent("one", "two") == [[b"a", b"b"], []]
-
-    def one_frame(sink):
-        return lambda frame, number: sink.write_batch(of_topics(frame, "one", "two"), number)
-
-    # The ledger has the epoch, but not all of its rows.
-    with pytest.raises(Exception, match="has one frame of the epoch 0"):
-        world.stream(one_frame(sinks[0]))
-    world.stream(one_frame(sinks[1]))
-    assert world.sent("two") == [[b"a", b"b"]]
-
-
-@pytest.mark.spark
 def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
     sink = world.sink("one")
@@ -127,6 +101,8 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
         runs.append(in_thread(run_of, frame.selectExpr("upper(body) AS body")))
         for each in (sink, named):
             in_thread(each.write_batch, frame, number)
+        with pytest.raises(ConfigurationError, match="nothing of this frame is sent"):
+            in_thread(sink.write_batch, frame.limit(1), number)
 
     def foreign(frame, number):
         in_thread(named.write_batch, world.spark.createDataFrame([("c",)], "body STRING"), number)
@@ -141,31 +117,6 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
     with pytest.raises(Exception, match="nothing tells which streaming query"):
         world.stream(foreign)
     assert run_of(world.spark.range(1)) == StreamRun()
-
-
-@pytest.mark.spark
-def test_a_sink_that_lives_on_begins_each_run_anew(world):
-    sink = world.sink("one", "job")
-
-    def sent_with(number):
-        """Run the epochs after adding a row; return the rows that were sent."""
-        world.cluster.brokers[0].store.forget("one")
-        world.put(f"{number}.json", str(number))
-        world.stream(sink.write_batch)
-        return world.sent("one")
-
-    assert [sent_with(number) for number in range(3)] == [[[b"0"]], [[b"1"]], [[b"2"]]]
-    # Cut the checkpoint back to its first epoch.
-    for kind in ("commits", "offsets"):
-        for file in (world.folder / "checkpoint" / kind).iterdir():
-            if file.name != "0":
-                file.unlink()
-    with pytest.raises(Exception, match="holds epochs up to 2"):
-        sent_with(3)
-    shutil.rmtree(world.folder / "ledger")
-    # The start makes a new ledger, in which the query claims its appId.
-    assert sent_with(4) == [[b"1", b"2", b"3", b"4"]]
-    assert claimant(sink.options.ledger, "job")
 
 
 def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
