@@ -38,7 +38,6 @@ WITH_JAVA = {
         "test_batch_writes_have_it_and_foreach_does_not",
     ),
     "spark/test_session.py": ("test_a_thread_that_has_run_nothing_yet_knows_the_session",),
-    "spark/test_busy_ledger.py": ("test_who_decides_refuses",),
     "spark/backfill/test_backfill.py": (
         "TestTables::test_a_table_is_sent_once_in_order_equal_rows_and_all",
         "TestTables::test_what_a_killed_backfill_sent_is_found",
@@ -55,7 +54,7 @@ WITH_JAVA = {
     "ledger/test_making.py": ("test_delta_rs_makes_the_table_that_sparks_delta_would_make",),
     "ledger/test_records.py": ("test_ddl_and_arrow_schema_are_the_same_columns",),
     "stores/test_short_forms.py": ("test_what_users_do_with_a_ledger_on_s3[two-drivers]",),
-    "rows/test_contract.py": ("test_spark_packs_the_columns_as_json",),
+    "spark/test_frames.py": ("test_lanes_and_backfills_pack_the_same_text",),
     "task/test_worker_heap.py": ("test_workers_are_known_by_their_main_module",),
     # Real brokers, and what Java's own client reads of them.
     "producer/conformance/test_real_cluster.py": (

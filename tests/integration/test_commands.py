@@ -1,12 +1,5 @@
 """The commands with a real cluster, Spark and ledger; most run in the test's own process."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 
 from tests.run_command import run_command
@@ -57,28 +50,3 @@ def test_send_routes_tail_check(name_server):
     route = answered("topic", "show", "-n", name_server, "shell").json()
     assert queue[0] in {row["broker"] for row in route}
     assert answered("check", "-n", name_server, "-t", "shell", *PATIENT).json()["ok"]
-
-
-def test_sigterm_ends_a_stream_in_good_order(tmp_path, name_server):
-    ledger = str(tmp_path / "ledger")
-    command = [
-        sys.executable, "-m", "rocket_sink.cli", "stream", "--format", "rate",
-        "--source-option", "rowsPerSecond=50", "--select", "cast(value AS string) AS body",
-        "--checkpoint", str(tmp_path / "ck"), "-n", name_server, "-t", "ticks", "-l", ledger,
-        "--trigger", "1 second", *PATIENT, "--json",
-    ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    ) as process:
-        for line in process.stderr:
-            if line.startswith("epoch 1"):
-                break
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=900)
-    assert process.returncode == 0, err
-    report = json.loads(out)
-    assert report["error"] is None
-    counts = report["counts"]
-    # On a busy machine the next micro-batch begins at once: it counts some rows, and repeats.
-    assert counts["rows_in"] == counts["acked"] >= report["rows_read"] > 0

@@ -79,12 +79,9 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(spark, cluster, tmp_
     world.check_copies(2)
 
 
-_BATCH = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
 )
-
-
-@_BATCH
 def test_a_batch_that_failed_is_asked_for_by_its_app_id(spark, cluster, tmp_path, lane):
     world = World(spark, cluster, tmp_path, lane)
     bad = pa.table({"body": [""], "sharding_key": ["k"]})
@@ -95,16 +92,8 @@ def test_a_batch_that_failed_is_asked_for_by_its_app_id(spark, cluster, tmp_path
     world.run(appId="load")
     world.check_copies(1)
     assert world.found_stored() == ROWS
-    world.run(appId="load")
-    world.check_copies(2)
-
-
-@_BATCH
-def test_nothing_stays_of_batch_writes(spark, cluster, tmp_path, lane):
-    world = World(spark, cluster, tmp_path, lane)
-    for _ in range(2):
-        world.run()
-    world.run(appId="load")
+    for options in ({"appId": "load"}, {}):
+        world.run(**options)
     world.ledger.sync_fully(spark)
     world.check_copies(3)
     for folder in ("_notes/starts", "_spool"):

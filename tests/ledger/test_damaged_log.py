@@ -24,8 +24,6 @@ from rocket_sink.ledger.append.table import check_not_ahead
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.transport.data_files import write_data_files
-from rocket_sink.spark import foreach_batch
-from rocket_sink.spark.checks.context import StreamRun
 from rocket_sink.testing import Delay
 from tests.clusters import scripted_cluster
 
@@ -171,23 +169,6 @@ def test_no_commit_begins_the_log_of_another_table(whole, tmp_path, moment):
         delta_rs.commit(place, table, files, "query", COMMITS)
         assert DeltaTable(ledger).to_pyarrow_table().num_rows == COMMITS + 2
     assert len({*log.iterdir()} - before) == (moment == "cleaned up")
-
-
-@pytest.mark.spark
-def test_a_ledger_that_was_deleted_between_epochs(tmp_path, monkeypatch, cluster, options, frame):
-    ledger, runs = tmp_path / "ledger", ["run-1"]
-    monkeypatch.setattr(foreach_batch, "run_of", lambda df: StreamRun("query", runs[-1]))
-    sink = RocketSink(**options)
-    sink.write_batch(frame, 0)
-    shutil.rmtree(ledger)
-    with pytest.raises(LedgerError, match="was deleted while a query wrote to it"):
-        sink.write_batch(frame, 1)
-    assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
-    # A new start makes a new ledger.
-    runs.append("run-2")
-    RocketSink(**options).write_batch(frame, 1)
-    assert len(cluster.messages("t")) == 20
-    assert DeltaTable(ledger).metadata().partition_columns == ["kind"]
 
 
 @pytest.mark.spark

@@ -13,7 +13,6 @@ from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import _MEANT, CONTRACT, kind_of, resolve_columns
 from rocket_sink.rows.normalise import normalise
-from rocket_sink.spark.frames import select_needed
 
 TEXT, BYTES, LONG = pa.string(), pa.binary(), pa.int64()
 UTC_US = pa.timestamp("us", "UTC")
@@ -331,21 +330,3 @@ def test_rows_with_an_id_of_their_own_keep_it():
     normalised = rows({"body": ["a", "b"], "message_id": ["own", None]})
     ids = normalised.property_columns(pa.array(["m1", "m2"]))["message_ids"]
     assert ids.to_pylist() == ["own", "m2"]
-
-
-@pytest.mark.spark
-def test_spark_packs_the_columns_as_json(spark):
-    frame = spark.sql("select 'N1' as tail, 5 as `odd.name`, 'UA' as tags, null as nothing")
-    resolved = resolve_columns(
-        frame.schema, SinkOptions.parse(topic="t", bodyFormat="json", columns="keys=tail")
-    )
-    packed, _ = select_needed(frame, resolved)
-    assert packed.columns == ["body", "tags", "tail"]
-    batch = packed.toArrow()
-    made_rows = normalise(batch, resolved)
-    assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
-    assert made_rows.keys.to_pylist() == ["N1"]
-    options = SinkOptions.parse(topic="t", bodyFormat="json_nulls")
-    packed, _ = select_needed(frame, resolve_columns(frame.schema, options))
-    (kept,) = packed.select("body").collect()
-    assert kept.body == '{"tail":"N1","odd.name":5,"nothing":null}'

@@ -511,11 +511,6 @@ def test_a_limit_is_divided(own, slots, write, tasks):
     assert per_task_rate(options.max_messages_per_second, options) == 1000 / tasks
 
 
-def test_without_a_limit_nobody_is_asked():
-    options = SinkOptions()
-    assert session_settings.with_task_rate(options, None) is options
-
-
 @pytest.mark.parametrize("slots", [0, None])
 def test_no_slots_to_be_seen_is_an_error_that_names_the_option(slots, monkeypatch):
     monkeypatch.setattr(session_settings, "active_session", lambda: None)
@@ -831,18 +826,6 @@ def test_a_query_that_would_lose_rows_fails_before_its_first_epoch(
     ledgers = ["/own"] if kind in ("foreach", "planned") else ["/own", "/other"]
     assert notes[-1] == [*(("ledger", each) for each in ledgers), ("checkpoint", "/checkpoint")]
     assert queries.refuse_query(session, "gone", []) is None
-
-
-def test_rows_of_chance_are_refused():
-    options = SinkOptions.parse(ledger="/l", delivery="effectively_once")
-    plan, columns = Mock(**{"deterministic.return_value": False}), Mock()
-    queries.refuse_chance(options, columns, plan)
-    columns.source.side_effect = lambda name: None if name == "message_id" else name
-    with pytest.raises(errors.ConfigurationError, match="computes it anew in each run"):
-        queries.refuse_chance(options, columns, plan)
-    queries.refuse_chance(options.with_(delivery="at_least_once"), columns, plan)
-    plan.deterministic.return_value = True
-    queries.refuse_chance(options, columns, plan)
 
 
 @pytest.mark.parametrize(("kind", "is_failed"), [("FAIL", True), ("COMPLETE", False)])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rocket_sink import RocketSink, register
-from rocket_sink.errors import CheckpointError, OptionError
+from rocket_sink.errors import CheckpointError
 from rocket_sink.ledger.epoch_starts import NamedBatch
 from rocket_sink.spark import foreach_batch
 from rocket_sink.testing import FakeCluster
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.spark
 
 ROWS = 40
 ID = "2026-11-28"
-DELIVERIES = ("at_least_once", "effectively_once", "transactional")
 
 
 class World:
@@ -69,32 +68,18 @@ def sent_and_died(results, *_):
     crash()
 
 
-@pytest.mark.parametrize(
-    ("delivery", "died_in", "copies", "doubles", "is_complete"),
-    [
-        ("at_least_once", "_append", 2, ROWS, False),
-        ("effectively_once", "_append", 1, 0, False),
-        # The ledger has the rows, and the note lacks the summary.
-        ("at_least_once", "end", 1, 0, True),
-        ("effectively_once", "end", 1, 0, True),
-    ],
-)
-def test_a_write_that_died_goes_on(world, delivery, died_in, copies, doubles, is_complete):
-    deaths = {"_append": (foreach_batch, sent_and_died), "end": (NamedBatch, crash)}
-    owner, death = deaths[died_in]
-    world.die(owner, died_in, death, delivery=delivery)
-    assert world.sent() == ROWS
-    repeated = world.write(delivery=delivery)
-    assert world.sent() == copies * ROWS
-    assert repeated.all_delivered and repeated.is_repeated == is_complete
-    assert (repeated.rows_in, repeated.duplicates_possible) == (ROWS, doubles)
-    assert world.write(delivery=delivery).is_repeated
-    assert world.sent() == copies * ROWS
+def test_a_write_that_died_goes_on(world):
+    """At last the ledger has the rows, and the note lacks the summary."""
+    for death in ((foreach_batch, "_append", sent_and_died), (NamedBatch, "end", crash)):
+        world.die(*death, delivery="effectively_once")
+    repeated = world.write(delivery="effectively_once")
+    assert repeated.all_delivered and repeated.is_repeated
+    assert (world.sent(), repeated.rows_in, repeated.duplicates_possible) == (ROWS, ROWS, 0)
     rows = view_rows(str(world.ledger), "SELECT sum(acked) AS acked FROM epochs")
     assert rows[0].acked == ROWS
 
 
-@pytest.mark.parametrize("delivery", DELIVERIES[:2])
+@pytest.mark.parametrize("delivery", ["at_least_once", "effectively_once"])
 def test_the_data_source_repeats_a_failed_write_and_no_complete_one(world, delivery):
     frame = world.frame().selectExpr("if(body = 'row 7', '', body) AS body")
     with pytest.raises(Exception, match="maxEpochFailures"):
@@ -104,12 +89,6 @@ def test_the_data_source_repeats_a_failed_write_and_no_complete_one(world, deliv
     assert world.sent() == sent
     world.save(frame, delivery=delivery)
     assert world.sent() == sent
-    for other, words in (
-        (world.frame(ROWS + 1), "number of rows was 40, and is 41"),
-        (world.frame().selectExpr("body", "body AS keys"), "columns was"),
-    ):
-        with pytest.raises(Exception, match=words):
-            world.save(other, delivery=delivery)
     with pytest.raises(CheckpointError, match=r'call was format\("rocketmq"\), and is sink.write'):
         world.write(frame, delivery=delivery)
     assert world.sent() == sent
@@ -155,19 +134,3 @@ def test_equal_plans_of_other_rows_are_refused(world, tmp_path):
     with pytest.raises(CheckpointError, match="number of rows was 40, and is 42"):
         world.write(read(first))
     assert world.sent() == ROWS
-
-
-def test_it_needs_a_ledger_and_a_batch(world):
-    with pytest.raises(OptionError, match="batchId: the ledger remembers"):
-        world.write(ledger="")
-    with pytest.raises(OptionError, match="option batchId: 'a~b' has characters"):
-        world.write(batch_id="a~b")
-    sink = RocketSink(**world.options, batchId=ID)
-    stream = world.spark.readStream.format("rate").load().selectExpr("'x' AS body")
-    for start in (
-        lambda: sink.stream(stream),
-        lambda: sink.write_batch(world.frame(), 0),
-        lambda: stream.writeStream.foreach(sink),
-    ):
-        with pytest.raises(Exception, match="batchId names one batch write"):
-            start()

@@ -76,8 +76,9 @@ class Frame:
         return Frame(self.sparkSession, lambda: change(self._rows()))
 
     def select(self, *columns):
-        names = dict(each if isinstance(each, tuple) else (each, each) for each in columns)
-        return self._changed(lambda rows: rows.select([*names]).rename_columns([*names.values()]))
+        pairs = (each if isinstance(each, tuple) else (each, each) for each in columns)
+        names, aliases = map(list, zip(*pairs, strict=True))
+        return self._changed(lambda rows: rows.select(names).rename_columns(aliases))
 
     def where(self, condition):
         name, value = condition.replace("'", "").split(" = ")
@@ -234,6 +235,31 @@ def test_an_epoch_whose_append_died_counts_its_rows_twice(world, monkeypatch, ca
     assert [row[-1] for row in world.rows(EPOCHS)] == [1, 0]
 
 
+def test_two_sinks_of_a_run_know_their_own_pending_epochs(world, monkeypatch):
+    """The sink with the new ledger looks first, and sends when the other one has sent."""
+    known, new = world.writer(), world.writer(ledger=f"{world.ledger}-2")
+    world.epoch(known, 8, "a")
+    world.session.conf.set(PENDING, "9")
+    meanwhile = [partial(world.epoch, known, 9, "b", run="s")]
+    look = Mock(side_effect=lambda *_: meanwhile and meanwhile.pop()())
+    monkeypatch.setattr(foreach_batch, "check_reachable", look)
+    world.epoch(new, 9, "b", run="s")
+    assert [row[-1] for row in world.rows(EPOCHS)] == [0, 0]
+    world.ledger += "-2"
+    assert [row[-1] for row in world.rows(EPOCHS)] == [1] and len(world.sent()) == 3
+
+
+def test_a_ledger_that_was_deleted_between_epochs(world):
+    writer = world.writer(appId="nightly")
+    world.epoch(writer, 0, "a")
+    shutil.rmtree(world.ledger)
+    with pytest.raises(errors.LedgerError, match="was deleted while a query wrote to it"):
+        world.epoch(writer, 1, "b")
+    assert world.sent() == ["a"] and not Path(world.ledger, "_delta_log").exists()
+    world.epoch(writer, 1, "b", run="s")  # A new start makes a new ledger.
+    assert world.sent() == ["a", "b"] and [row[0] for row in world.rows(EPOCHS)] == [1]
+
+
 def test_without_a_ledger(world, caplog):
     caplog.set_level("INFO")
     writer = world.writer(ledger="")
@@ -281,6 +307,8 @@ def test_what_is_refused_before_a_ledger_is_made(world, monkeypatch):
     with pytest.raises(errors.ConfigurationError, match="allowSpeculation"):
         world.writer().write(world.frame("a"))
     assert not (world.notes("batches") or Path(world.ledger, "_delta_log").exists())
+    # The next start knows that the epoch was begun with this ledger.
+    assert world.notes("queries") == ["queries"]
     with pytest.raises(errors.ConfigurationError, match="allowSpeculation"):
         world.epoch(world.writer(), 0, "a")
     refuse = Mock(side_effect=errors.ConfigurationError("no right"))
@@ -364,10 +392,22 @@ def test_writes_and_epochs_without_rows(world, monkeypatch, caplog):
     assert f"cannot note in the ledger {world.ledger} that a write is done" in caplog.text
 
 
-@pytest.mark.parametrize(
+def test_a_write_says_its_losses_and_its_end(world, caplog):
+    caplog.set_level("INFO")
+    summary = world.writer().write(world.frame("a", ""))
+    assert summary.adds_up and not summary.all_delivered and "<table>" in summary._repr_html_()
+    warning, end = caplog.messages[-2:]
+    assert warning.startswith(f"1 of 2 rows of the write {summary.query_id} were not delivered")
+    assert f"{summary.query_id} ended: 2 rows in, 1 acknowledged, 1 dead letter;" in end
+
+
+BY_DELIVERY = pytest.mark.parametrize(
     ("delivery", "sent"),
     [("at_least_once", "aa"), ("effectively_once", "a"), ("transactional", "a")],
 )
+
+
+@BY_DELIVERY
 def test_a_batch_id_is_written_once(half, monkeypatch, caplog, delivery, sent):
     caplog.set_level("INFO")
     half.settings["delivery"] = delivery
@@ -406,10 +446,7 @@ def test_a_batch_id_is_written_once(half, monkeypatch, caplog, delivery, sent):
     assert half.sent() == [*sent, "b", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("delivery", "sent"),
-    [("at_least_once", "aa"), ("effectively_once", "a"), ("transactional", "a")],
-)
+@BY_DELIVERY
 def test_a_batch_over_its_budget_is_not_complete(half, delivery, sent):
     """Messages of a transactional write are visible then, so it cannot be repeated."""
     half.settings |= {"delivery": delivery, "batchId": "b", "maxEpochFailures": 0}
@@ -624,6 +661,9 @@ def test_frames_that_would_lose_or_double_rows(world, monkeypatch, caplog):
     assert "does not hold for rows with a delay (delay_level)" in caplog.text
     with pytest.raises(errors.ConfigurationError, match="anew in each run"):
         frames.plan_of(delayed, once)
+    with_ids = table_of(world.session, "body", "message_id")
+    with_ids.plan.deterministic.return_value = False
+    assert frames.plan_of(with_ids, once)
     assert frames.plan_of(table_of(SimpleNamespace(), "body"), once)  # of Spark Connect
     monkeypatch.setattr(own_input, "input_folders", lambda plan: ["/in"])
     with pytest.raises(errors.ConfigurationError, match="ledger /in/l is inside /in"):
@@ -660,10 +700,10 @@ def test_the_columns_that_spark_hands_to_tasks(world, monkeypatch, policy, zone)
     functions.to_json().alias().alias = lambda alias: ("more", alias)
     monkeypatch.setattr(frames, "F", functions)
     for body_format, is_ignored in (("json", "True"), ("json_nulls", "False")):
-        options = SinkOptions.parse(topic="t", bodyFormat=body_format)
+        options = SinkOptions.parse(topic="t", bodyFormat=body_format, columns="keys=more")
         needed, plan = frames.select_needed(frame, frames.plan_of(frame, options))
         local = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
         formats = {"ignoreNullFields": is_ignored, "timestampFormat": local + zone}
         fields = ("`a.b`", "`more`")
         assert functions.to_json.call_args == call(fields, {**formats, "timestampNTZFormat": local})
-        assert needed.schema.names == ["body", "tags"]
+        assert needed.schema.names == ["body", "tags", "more"]

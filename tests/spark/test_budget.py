@@ -8,7 +8,6 @@ from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.checks.budget import check_budget
 from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessage
-from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
 
 
@@ -39,8 +38,6 @@ def test_a_data_source_sums_its_tasks_up(caplog):
         writer.commit(messages, 7)
     writer.commit(messages[:1], 7)
     assert not caplog.messages  # The listener of the session warns of its losses.
-    RowStreamWriter(options, None, folded=False).commit(messages[:1], 7)
-    assert "2 of 5 rows of epoch 7 were not delivered" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "epoch"), [(RowStreamWriter, (7,)), (BatchWriter, ())])
@@ -78,9 +75,3 @@ def test_what_to_do_about_a_batch(options, advice):
         check_budget(parsed, counts(9, 1))
     of_rows = {"rows_in": 9, "dead": 1, "unknown": 0}
     assert caught.value.facts == {"counts": of_rows, "first_error": "why"}
-
-
-def test_foreach_has_no_step_on_the_driver():
-    options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
-    with pytest.raises(ConfigurationError, match="foreachBatch"):
-        ForeachTask(options, None, 0, 0)

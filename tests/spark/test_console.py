@@ -8,7 +8,6 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.net import log
 from rocket_sink.spark.console import warn_of_losses
 from rocket_sink.spark.datasource import register
-from rocket_sink.spark.sink import RocketSink
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import stream_writer
 from tests.python import run_python
@@ -150,13 +149,3 @@ def test_a_query_says_its_start_its_losses_and_its_end(
     assert lines[0].endswith(f"rocket-sink ledger show dead-letters --ledger {ledger}")
     end = f"the query {name} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger {ledger}"
     assert lines[1:] == [end]
-
-
-@pytest.mark.spark
-def test_a_write_says_its_losses_and_its_end(spark, options, caplog):
-    caplog.set_level("INFO", CONSOLE)
-    sent = RocketSink(**options).write(spark.createDataFrame([("one",), (None,)], "body STRING"))
-    assert sent.adds_up and not sent.all_delivered and "<table>" in sent._repr_html_()
-    warning, end = texts(caplog)
-    assert warning.startswith("1 of 2 rows of the write ")
-    assert " ended: 2 rows in, 1 acknowledged, 1 dead letter;" in end

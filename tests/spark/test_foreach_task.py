@@ -270,7 +270,7 @@ def test_the_runner_of_a_task(monkeypatch, delay_ms, handed):
         task.close(None)
     assert runner().finish.call_count == 1
     assert handed is None or handed.add.mock_calls == [call(runner().handed)]
-    with pytest.raises(ConfigurationError, match="maxEpochFailures needs"):
+    with pytest.raises(ConfigurationError, match=r"maxEpochFailures needs.*foreachBatch"):
         foreach_task.ForeachTask(options.with_(maxEpochFailures=1), None, 1, 2)
 
 

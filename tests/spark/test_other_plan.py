@@ -5,15 +5,12 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Event, Thread
+from threading import Thread
 
 import pytest
 from pyspark import TaskContext
 
-from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.spark import foreach_batch
-from rocket_sink.spark.checks import queries
+from rocket_sink import Ledger, register
 from tests.clusters import scripted_cluster
 from tests.integration.lanes import stream_writer, write
 from tests.ledger.views import view_rows
@@ -170,37 +167,3 @@ def test_a_copied_checkpoint_with_another_query_id_counts_its_doubles(world, del
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
     world.run(2)
     world.check_doubles()
-
-
-def test_two_sinks_in_threads_know_their_own_pending_epochs(spark, cluster, tmp_path, monkeypatch):
-    """The sink with the new ledger looks first; neither sends before the other has looked."""
-    real, both, looked = queries.unrecorded_epoch, Barrier(2, timeout=60), Event()
-
-    def look(place, *facts):
-        assert place.uri.endswith("new") or looked.wait(60)
-        epoch = real(place, *facts)
-        looked.set()
-        return epoch
-
-    def write(ledgers):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / "rows.txt").write_text("1\n2")
-        rows = spark.readStream.text(str(tmp_path / "in")).withColumnRenamed("value", "body")
-        name_server, folders = cluster.name_server, [str(tmp_path / name) for name in ledgers]
-        sinks = [RocketSink(nameServer=name_server, topic="t", ledger=each) for each in folders]
-
-        def send(frame, epoch):
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda sink: sink.write_batch(frame, epoch), sinks))
-            assert len(sinks) == 2, "broken"
-
-        run(rows.writeStream.foreachBatch(send), tmp_path / "checkpoint")
-
-    with pytest.raises(Exception, match="broken"):
-        write(["known"])
-    monkeypatch.setattr(queries, "unrecorded_epoch", look)
-    monkeypatch.setattr(foreach_batch, "check_reachable", lambda *_: both.wait())
-    write(["new", "known"])
-    select = "SELECT duplicates_possible AS rows FROM epochs"
-    counts = [view_rows(Ledger(str(tmp_path / name)).path, select) for name in ("new", "known")]
-    assert [[row.rows for row in rows] for rows in counts] == [[2], [0]]

@@ -9,12 +9,8 @@ from pyspark.errors import PySparkImportError
 
 from rocket_sink.spark import packs
 from rocket_sink.spark.packs import pack
-from rocket_sink.spark.sink import RocketSink
-from tests.clusters import scripted_cluster
-from tests.spark.streams import run
 
 MIB = 1 << 20
-cluster = scripted_cluster(1)
 
 
 def opened(batches):
@@ -68,31 +64,13 @@ def test_a_task_sends_the_rows_of_packs(monkeypatch, handed):
 
 
 def test_only_without_pandas_are_rows_handed_over_alone(caplog):
-    failures = [ImportError("no pandas"), ValueError("another error")]
+    failures = [PySparkImportError("no pandas"), "packs", ValueError("another error")]
     frame: Any = Mock(**{"mapInArrow.side_effect": failures})
     assert packs.packed(frame) is None
     assert caplog.messages == [
         "Spark hands over each row alone, which takes twice the CPU: no pandas"
     ]
+    assert packs.packed(frame) == "packs"
+    assert frame.mapInArrow.call_args == call(pack, "arrow_batch binary")
     with pytest.raises(ValueError, match="another error"):
         packs.packed(frame)
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("has_pandas", [True, False])
-def test_a_stream_hands_over_packs_or_says_why_it_cannot(
-    spark, cluster, tmp_path, monkeypatch, caplog, has_pandas
-):
-    if not has_pandas:
-        refuse = Mock(side_effect=PySparkImportError("pandas >= 2.2.0 must be installed"))
-        functions = "pyspark.sql.pandas.functions"
-        monkeypatch.setattr(f"{functions}.require_minimum_pandas_version", refuse)
-    numbers = spark.range(2000).selectExpr("CAST(id AS STRING) AS body")
-    numbers.write.parquet(str(tmp_path / "in"))
-    rows = spark.readStream.schema("body STRING").parquet(str(tmp_path / "in"))
-    sink = RocketSink(nameServer=cluster.name_server, topic="t")
-    query = run(sink.stream(rows), tmp_path / "c")
-    plan = query._jsq.explainInternal(False)
-    assert sorted(int(message.body) for message in cluster.messages("t")) == [*range(2000)]
-    assert ("MapInArrow" in plan) is has_pandas
-    assert ("pandas >= 2.2.0 must be installed" in caplog.text) is not has_pandas

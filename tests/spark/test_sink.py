@@ -28,6 +28,8 @@ BODY = StructType([StructField("body", StringType())])
         (("a:1",), {}, "a str is no SinkOptions"),
         ((SinkOptions.parse(nameServer="a:1"),), {"topic": "t"}, "not both"),
         ((), {"nameServer": "a:1,b:2", "topic": "t"}, r"nameServer.*did you mean 'a:1;b:2'"),
+        ((), {"nameServer": "a:1", "batchId": "b"}, "batchId: the ledger remembers"),
+        ((), {"nameServer": "a:1", "ledger": "/l", "batchId": "a~b"}, "batchId: 'a~b' has char"),
         ((), {"nameServer": "a:1", "topic": "two words"}, r"option topic.*illegal characters"),
     ],
 )
@@ -42,6 +44,8 @@ def test_a_function_of_another_kind_is_named():
         sink.write(None, 7)
     with pytest.raises(ConfigurationError, match=r"foreach\(sink\)"):
         sink.write_batch(Row(body="x"))
+    with pytest.raises(ConfigurationError, match="batchId names one batch write"):
+        RocketSink(nameServer="a:1", ledger="/l", batchId="b").write_batch(Row(body="x"), 0)
 
 
 def test_secrets_never_show_and_pickling_keeps_them():

@@ -26,7 +26,6 @@ from rocket_sink.wire.codes import RequestCode
 from tests.killed import Killed
 from tests.ledger.views import view_rows
 from tests.producer.waiting import until
-from tests.spark.streams import run
 
 pytestmark = pytest.mark.spark
 ROWS = 40
@@ -142,17 +141,6 @@ def test_halves_that_another_cluster_refused_are_committed_later(query, monkeypa
     [row] = committer.open_epochs(query.name, refused=True)
     assert committer.end(row.query_id, row.epoch, wait_s=60, again=True).committed == ROWS
     assert query.seen() == {0: ROWS} and not committer.open_epochs(query.name, refused=True)
-
-
-def test_a_stream_names_its_query_itself(query, tmp_path):
-    source = str(tmp_path / "source")
-    query.rows(0).write.parquet(source)
-    stream = query.spark.readStream.schema("body STRING").parquet(source)
-    writer = stream.writeStream.foreachBatch(query.sink(appId="").write_batch)
-    ended = run(writer, tmp_path / "checkpoint")
-    assert query.seen() == {0: ROWS}
-    row = query.ledger.transactions(query.spark).where(f"query_id = '{ended.id}'").first()
-    assert (row.epoch, row.committed, row.open) == (0, ROWS, False)
 
 
 def test_delta_rs_and_spark_read_the_same_of_an_epoch(query, monkeypatch):

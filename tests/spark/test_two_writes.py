@@ -1,4 +1,4 @@
-"""Two writes in one function of a stream: each is sent, and each has its own accounts."""
+"""Two writes in one function of a stream: the second one of a query and epoch is refused."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink import Ledger, RocketSink, register
+from rocket_sink import RocketSink
 from rocket_sink.errors import CheckpointError, ConfigurationError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame
 from rocket_sink.ledger.path import resolve_path
@@ -24,21 +24,20 @@ from tests.ledger.values import claimant
 from tests.ledger.views import view_rows
 from tests.spark.streams import run
 
-cluster = scripted_cluster(1, one=1, two=1)
+cluster = scripted_cluster(1, t=1)
 
 
 class World(NamedTuple):
-    """Two topics, and a folder with a ledger and with the input and checkpoints of queries."""
+    """A topic, and a folder with a ledger and with the input and checkpoints of queries."""
 
     spark: Any
     cluster: FakeCluster
     folder: Path
 
-    def sink(self, topic="", app_id=""):
-        return RocketSink(
-            nameServer=self.cluster.name_server, topic=topic, ledger=str(self.folder / "ledger"),
-            appId=app_id,
-        )  # fmt: skip
+    def sink(self, app_id=""):
+        ledger = str(self.folder / "ledger")
+        servers = self.cluster.name_server
+        return RocketSink(nameServer=servers, topic="t", ledger=ledger, appId=app_id)
 
     def put(self, file, *bodies):
         """Add a file with these rows to the input."""
@@ -46,16 +45,15 @@ class World(NamedTuple):
         lines = [json.dumps({"body": body}) for body in bodies]
         (self.folder / "in" / file).write_text("\n".join(lines))
 
-    def stream(self, function, query="checkpoint"):
+    def stream(self, function):
         """Run the epochs that there is input for; without any input the rows are a, b."""
         if not (self.folder / "in").exists():
             self.put("1.json", "a", "b")
         rows = self.spark.readStream.schema("body STRING").json(str(self.folder / "in"))
-        run(rows.writeStream.foreachBatch(function), self.folder / query)
+        run(rows.writeStream.foreachBatch(function), self.folder / "checkpoint")
 
-    def sent(self, *topics):
-        """Return the sorted bodies of each topic."""
-        return [sorted(m.body for m in self.cluster.messages(topic)) for topic in topics]
+    def sent(self):
+        return sorted(message.body for message in self.cluster.messages("t"))
 
     def view(self, select):
         rows = view_rows(str(self.folder / "ledger"), select)
@@ -76,7 +74,7 @@ def in_thread(function, *arguments):
 @pytest.mark.spark
 def test_a_frame_after_one_that_failed_is_refused(world):
     """If the ledger had the second frame, the next run would skip the first in silence."""
-    sink = world.sink("one")
+    sink = world.sink()
 
     def epoch(frame, number):
         for _ in range(2):
@@ -87,14 +85,14 @@ def test_a_frame_after_one_that_failed_is_refused(world):
 
     with pytest.raises(Exception, match="failed with another frame"):
         world.stream(epoch)
-    assert world.sent("one") == [[]]
+    assert world.sent() == []
     world.stream(sink.write_batch)
-    assert world.sent("one") == [[b"a", b"b"]]
+    assert world.sent() == [b"a", b"b"]
 
 
 @pytest.mark.spark
 def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
-    sink, named = world.sink("one"), world.sink("one", "job")
+    sink, named = world.sink(), world.sink("job")
     runs = []
 
     def epoch(frame, number):
@@ -108,7 +106,7 @@ def test_a_thread_without_sparks_properties_knows_the_query_by_its_frame(world):
         in_thread(named.write_batch, world.spark.createDataFrame([("c",)], "body STRING"), number)
 
     world.stream(epoch)
-    assert world.sent("one") == [[b"a", b"a", b"b", b"b"]]
+    assert world.sent() == [b"a", b"a", b"b", b"b"]
     (of_query,) = runs
     rows = world.view("SELECT query_id, run_id FROM epochs WHERE lane IS NOT NULL")
     assert {*rows} == {(of_query.query_id, of_query.run_id), ("job", of_query.run_id)}
@@ -197,22 +195,3 @@ def test_an_epoch_goes_on_with_the_delivery_of_its_begin(
     wanted = pytest.raises(CheckpointError, match=f"q was begun with delivery={begun}, and is not")
     with wanted if is_refused else contextlib.nullcontext():
         check_whole(place, "q", 5, delivery, is_held=is_held)
-
-
-@pytest.mark.spark
-def test_writes_by_the_data_source_are_no_epochs_of_the_stream(world):
-    path = str(world.folder / "ledger")
-    register(world.spark, ledger=path)
-
-    def epoch(frame, number):
-        for body, topic in (("''", "one"), ("body", "two")):
-            writer = frame.selectExpr(f"{body} AS body").write.format("rocketmq").mode("append")
-            writer.options(**world.sink(topic).options.given()).save()
-
-    world.stream(epoch)
-    ledger = Ledger(path)
-    ledger.sync(world.spark)
-    select = "SELECT epoch, acked, dead, confirmed, adds_up, superseded_attempts FROM epochs"
-    assert world.view(select) == [(0, 0, 2, True, True, 0), (0, 2, 0, True, True, 0)]
-    # The second write's account does not replace that of the first, whose letters wait.
-    assert ledger.dead_letters(world.spark).count() == 2

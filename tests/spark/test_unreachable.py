@@ -118,9 +118,3 @@ def test_no_task_runs_where_no_name_server_answers(spark, tmp_path, caplog):
     with pytest.raises(StreamingQueryException):
         bare.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
     assert f"is ended: no name server answered ({NOBODY}" in caplog.text
-    kept = RocketSink(nameServer=NOBODY, topic="t", ledger=str(tmp_path / "ledger"))
-    batches = rows.writeStream.foreachBatch(kept.write_batch)
-    with pytest.raises(StreamingQueryException):
-        batches.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60)
-    # The next start knows that the epoch was begun with this ledger.
-    assert len([*(tmp_path / "ledger" / "_notes" / "queries").iterdir()]) == 1

@@ -242,9 +242,7 @@ class TestDeadLetters:
         "where",
         [
             "reflect('java.lang.System', 'setProperty', 'rocket.sink.where', 'ran') IS NULL",
-            "`java_method`('java.lang.System', 'setProperty', 'rocket.sink.where', 'ran') = ''",
             "coalesce(try_reflect('java.lang.System', 'getenv', 'HOME'), '') <> 'x'",
-            "body_bytes > 0 OR reflect/**/('java.lang.System', 'getenv', 'HOME') = ''",
             "IDENTIFIER('ref' || 'lect')('java.lang.System', 'getenv', 'HOME') <> 'x'",
             "EXISTS (SELECT * FROM text.`/etc/hostname`)",
             "letter_id IN (SELECT value FROM text.`/etc/hostname`)",
