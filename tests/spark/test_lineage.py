@@ -85,6 +85,9 @@ def collector(monkeypatch):
         # The client logs each of its retries, and a later test may read what is logged.
         finish()
         server.shutdown()
+    # The client puts its settings into the environment, where later tests would meet them.
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
+        del os.environ[name]
 
 
 def finish():
