@@ -90,7 +90,7 @@ def test_failed_addresses_are_in_the_order_of_their_failure_and_few(monkeypatch)
 def transport(state, *, heard=False, answered=None):
     """Return a transport in this state; with `answered`, over TLS."""
     tcp = object.__new__(Transport)
-    tcp.address, tcp.state, tcp._heard = "h:1", state, heard
+    tcp.address, tcp.state, tcp._heard, tcp._failure = "h:1", state, heard, None
     tcp._tls = None if answered is None else SimpleNamespace(answered=answered, unsent=True)
     notes = []
     tcp.targets = SimpleNamespace(
@@ -141,6 +141,10 @@ def test_addresses_that_fail_at_once_are_passed(monkeypatch):
     with pytest.raises(errors.ConnectError, match="cannot connect to h:1: no such"):
         tcp._next_target()
     assert tcp.state is StreamState.CLOSED and tcp.notes == [False, "forget"]
+    unknown = transport(StreamState.RESOLVING)
+    unknown.targets.next = MagicMock(return_value=None)
+    with pytest.raises(errors.ConnectError, match="cannot connect to h:1: no address"):
+        unknown._next_target()
 
 
 @pytest.mark.parametrize(
@@ -493,6 +497,12 @@ def test_an_idle_connection_is_read_or_left(client, idle_s, in_flight, is_read, 
         requested(channel)
     assert (client.channel("h:1", NOW_S + idle_s) is channel) is is_same
     assert bool(channel.transport.reads) is is_read and channel.closed is not is_same
+
+
+def test_a_forked_child_closes_its_copies_of_sockets(client):
+    channel = client.channel("h:1", NOW_S)
+    client.abandon()
+    assert channel.closed
 
 
 def test_a_frame_is_written_at_once_if_the_queue_is_large(client, monkeypatch):

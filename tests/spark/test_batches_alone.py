@@ -670,20 +670,6 @@ def test_frames_that_would_lose_or_double_rows(world, monkeypatch, caplog):
         frames.plan_of(delayed, once)
 
 
-def test_a_streams_own_plan_tells_of_chance(world, caplog):
-    caplog.set_level("INFO")
-    frame, execution = world.frame("a"), Mock()
-    execution.name.return_value = "job"
-    execution.id().toString.return_value = "q-1"
-    execution.runId().toString.return_value = "r"
-    execution.analyzedPlan().deterministic.return_value = False
-    frame.queries.return_value = [execution]
-    with pytest.raises(errors.ConfigurationError, match="anew in each run"):
-        world.writer(delivery="effectively_once").write_epoch(frame, 0)
-    world.writer().write_epoch(frame, 0)
-    assert "the query job (q-1) sends to the topic t" in caplog.text and world.sent() == ["a"]
-
-
 @pytest.mark.parametrize(("policy", "zone"), [("legacy", "XXX"), ("CORRECTED", "XXXXX")])
 def test_the_columns_that_spark_hands_to_tasks(world, monkeypatch, policy, zone):
     options = SinkOptions.parse(columns="body=a.b", topic="t")
