@@ -533,6 +533,10 @@ def test_a_connection_is_made_in_time_or_the_next_address_is_tried(client):
     assert skips == [True] and not owner.ends and channel.interest == clients.READ | clients.WRITE
     client._scan(NOW_S + 3.0)
     assert type(owner.ends[0][0]) is errors.ConnectError and not client.channels
+    channel = client.channel("h:2", NOW_S)
+    channel.transport.advance = lambda skip: True
+    client._advance(channel, NOW_S + 0.4)
+    assert channel.ready_s == channel.used_s == NOW_S + 0.4 and client.opened == 1
 
 
 @pytest.mark.parametrize(
