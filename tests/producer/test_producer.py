@@ -143,6 +143,15 @@ def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(
             assert producer.send(Message("orders", b"x", sharding_key=key)).queue == home
 
 
+def test_a_keys_later_message_waits_for_one_that_goes_again(cluster, make_producer):
+    producer = make_producer(ordering="strict")
+    cluster.on_send(Answer(2, "busy"), times=1)
+    bodies = [b"%d" % number for number in range(3)]
+    futures = [producer.send_async(Message("orders", b, sharding_key="k")) for b in bodies]
+    assert all(future.result(10) for future in futures)
+    assert [message.body for message in cluster.messages("orders")] == bodies
+
+
 def _send_in_child(producer, pipe):
     results = [producer.send(Message("orders", b"child")) for _ in range(5)]
     pipe.send([r.message_id for r in results])

@@ -1,13 +1,14 @@
 """Message traces: in the dashboards' form, sent apart, and never in the way of a send."""
 
 import functools
+import time
 
 import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.wire.trace import EndTransactionTrace, PubTrace
-from tests.decoding import decode_trace
+from tests.decoding import decode_message_id, decode_trace
 from tests.producer.waiting import until
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -45,6 +46,9 @@ def test_every_message_has_its_line(cluster, make):
     assert set(sent) == {single.message_id, *batch.message_id.split(","), result.transaction_id}
     (end,) = (line for line in lines if isinstance(line, EndTransactionTrace))
     assert (end.state, end.message_id) == ("COMMIT_MESSAGE", result.transaction_id)
+    now_ms = int(time.time() * 1000)
+    times_ms = end.time_ms, decode_message_id(single.message_id).nearest_time_ms(now_ms)
+    assert all(0 <= now_ms - time_ms < 600_000 for time_ms in times_ms)
 
 
 def test_traces_go_together_and_are_not_traced(cluster, make):

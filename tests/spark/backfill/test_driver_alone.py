@@ -22,7 +22,7 @@ from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.spark.backfill import backfill
 from rocket_sink.spark.backfill.backfill import Backfill, Plan
 from rocket_sink.spark.backfill.resend import Resent
-from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table, filtered
+from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
 from tests.ledger.values import context, resolved, session
 from tests.spark.backfill.test_resend import letters
 
@@ -213,17 +213,6 @@ def test_each_table_and_topic_has_its_note_of_how_it_is_read(work, tmp_path):
             note.write_text(text)
         with pytest.raises(LedgerError, match=words):
             table().pending(spark, ledger, Selection())
-
-
-@pytest.mark.parametrize("name", ["CallMethodViaReflection", "InSubquery", "Exists", "ListQuery"])
-def test_a_filter_that_asks_more_than_the_row_is_refused(name):
-    frame, plan = MagicMock(columns=["a"]), Mock()
-    frame.where.return_value._jdf.queryExecution.return_value.analyzed.return_value = plan
-    plan.condition.return_value.toJSON.return_value = f'[{{"class":"org.apache.{name}"}}]'
-    for node, words in (("Filter", "is refused"), ("Window", "uses more than columns")):
-        plan.nodeName.return_value = node
-        with pytest.raises(OptionError, match=words):
-            filtered(frame, "a", of="its columns")
 
 
 def test_a_selection_leaves_out_what_brokers_refuse_and_times_need_a_column():
