@@ -318,7 +318,7 @@ class FoldThread:
     def _confirm(self, ledger: FoldedLedger, progress: Any) -> None:
         try:
             query = self.runs.name_in(str(progress.runId), ledger.place.uri)
-            # Another ledger's query needs no look at its stages.
+            # Spark is asked about stages only if the query writes to this ledger.
             has_run_again = query is not None and self._has_run_again(progress)
             ledger.confirm(progress, query, has_run_again=has_run_again)
         except Exception as error:

@@ -341,6 +341,8 @@ class Resender:
             self.spool.append(rows)
 
     def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._stopped_keys:
+            return chunk
         keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
         free = [key not in self._stopped_keys for key in keys]
         self.total.held_back += free.count(False)
@@ -351,6 +353,8 @@ class Resender:
         self._stopped_keys.update(key for key in keys if key[1] is not None)
 
     def _note_failures(self, chunk: pa.RecordBatch) -> None:
+        if not chunk.num_rows:
+            return
         failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]
         self._stop_keys(chunk)
         names = chunk.select(["message_id", "topic"]).to_pylist()

@@ -50,16 +50,13 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.spark.checks.session_settings import session_setting
 from rocket_sink.spark.frames import json_body, plan_of, quoted
 
-SENT_COLUMNS: Final = (
-    "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
-    "delivery_timestamp", "queue_id", "broker_name", "message_id", "event_time", "flag",
-    "wait_store", "priority", "lite_topic", "traceparent", "tracestate",
-)  # fmt: skip
-"""The row contract's columns that tasks send. Dead letters have the trace context in their
-properties."""
+SENT_COLUMNS: Final = tuple(column.name for column in CONTRACT if column.name != "order_by")
+"""The row contract's columns that tasks send: `order_by` only sorts a table's rows before. Dead
+letters have the trace context in their properties."""
 _SOURCES: Final = "sources"
 """Kind of the notes that hold the column types of a table."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
