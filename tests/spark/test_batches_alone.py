@@ -237,13 +237,13 @@ def test_an_epoch_whose_append_died_counts_its_rows_twice(world, monkeypatch, ca
 
 def test_two_sinks_of_a_run_know_their_own_pending_epochs(world, monkeypatch):
     """The sink with the new ledger looks first, and sends when the other one has sent."""
-    known, new = world.writer(), world.writer(ledger=f"{world.ledger}-2")
-    world.epoch(known, 8, "a")
+    old_sink, new_sink = world.writer(), world.writer(ledger=f"{world.ledger}-2")
+    world.epoch(old_sink, 8, "a")
     world.session.conf.set(PENDING, "9")
-    meanwhile = [partial(world.epoch, known, 9, "b", run="s")]
+    meanwhile = [partial(world.epoch, old_sink, 9, "b", run="s")]
     look = Mock(side_effect=lambda *_: meanwhile and meanwhile.pop()())
     monkeypatch.setattr(foreach_batch, "check_reachable", look)
-    world.epoch(new, 9, "b", run="s")
+    world.epoch(new_sink, 9, "b", run="s")
     assert [row[-1] for row in world.rows(EPOCHS)] == [0, 0]
     world.ledger += "-2"
     assert [row[-1] for row in world.rows(EPOCHS)] == [1] and len(world.sent()) == 3
@@ -548,7 +548,7 @@ def test_a_key_is_held_until_its_letter_is_resolved(world, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyError):
         patch.setattr(foreach_batch, "_append", dies(KeyError("died")))
         writer.write(world.frame("b"))
-    # Nobody would release the key of a failed write; only the query's queues are noted.
+    # A failed write notes its queues and no key: nobody would release the key.
     assert world.notes("queues", "pending") == ["queues"]
     world.epoch(writer, 1, "b")
     world.cluster.behave()

@@ -70,7 +70,7 @@ def test_a_batch_id_is_sent_once(cluster, options, caplog):
     [("batch", "batch", 0, ()), ("arrow", "datasource", 8, (8,)), ("rows", "datasource", 8, (8,))],
 )
 def test_what_is_done_is_noted(options, tmp_path, caplog, via, kind, lane, epoch, end):
-    """No failed task leaves a record with ledgerVia=spark, so any row of a batch may be doubled."""
+    """With ledgerVia=spark a failed task leaves no record: each row of a batch may be doubled."""
     caplog.set_level("INFO", CONSOLE)
     source = RocketMQDataSource({**options, "ledgerVia": via})
     is_batch = kind == "batch"

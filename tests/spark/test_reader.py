@@ -284,8 +284,8 @@ def test_a_birth_time_that_spark_cannot_hold_is_null(ms):
 
 def test_no_option_of_the_reader_is_one_of_the_sink():
     assert not {o.name.lower() for o in READ_OPTIONS} & {o.name.lower() for o in OPTIONS}
-    asked = {"topic": "t", "NAME_SERVER": "a:1", "rocketmq.starting_offsets": "latest"}
-    read, sink = ReadOptions.parse(asked)
+    options = {"topic": "t", "NAME_SERVER": "a:1", "rocketmq.starting_offsets": "latest"}
+    read, sink = ReadOptions.parse(options)
     assert (read.starting_offsets, sink.name_servers) == ("latest", ("a:1",))
     assert isinstance(sink, SinkOptions)
     assert json.loads(json.dumps({o.name: o.default for o in READ_OPTIONS}))

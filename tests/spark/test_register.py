@@ -39,7 +39,7 @@ def session(monkeypatch):
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_source_knows_the_session_that_registered_it(session, monkeypatch, tmp_path, is_known):
-    """Without `register` it knows nothing: Spark finds the source of a wheel by itself."""
+    """Spark finds the source of a wheel by itself, which knows no session without `register`."""
     source, folder = datasource.RocketMQDataSource, str(tmp_path / "t")
     if is_known:
         locate = Mock(return_value=folder)

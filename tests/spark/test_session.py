@@ -139,7 +139,7 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(environ, monkeypatch):
 def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, master, lacks):
     for name, value in {"PYSPARK_SUBMIT_ARGS": "", **names}.items():
         monkeypatch.setenv(name, value)
-    jvm, made, built = MagicMock(), MagicMock(), list[Any]()
+    jvm, spark, seen = MagicMock(), MagicMock(), list[Any]()
     if names.get("PYSPARK_GATEWAY_PORT") != "1":
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         loader.loadClass.side_effect = Py4JJavaError("", MagicMock())
@@ -147,14 +147,14 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
     for owner, name, stand_in in (
         (SparkContext, "_jvm", jvm), (SparkContext, "_ensure_initialized", Mock()),
         (SparkSession, "getActiveSession", lambda: None), (session, "_add_jars", Mock()),
-        (SparkSession.Builder, "getOrCreate", lambda self: built.append(vars(self)) or made),
+        (SparkSession.Builder, "getOrCreate", lambda self: seen.append(vars(self)) or spark),
         (session, "prepare_environment", Mock()), (session, "_check_pair", Mock()),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
     conf = {"spark.ui.enabled": "true"} if names else None
     packages = ("org.example:some:1",)
-    assert session.build_session(conf=conf, packages=packages, **arguments) is made
-    options = built[0]["_options"]
+    assert session.build_session(conf=conf, packages=packages, **arguments) is spark
+    options = seen[0]["_options"]
     if lacks == "connect":
         assert options == {"spark.app.name": "rocket-sink", **(conf or {})}
         return
@@ -167,7 +167,7 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
     assert session._add_jars.called is ("jars" not in lacks)
     assert session._check_pair.called and session.prepare_environment.called
     level = arguments.get("log_level", "ERROR")
-    assert made.sparkContext.setLogLevel.mock_calls == [call(level)]
+    assert spark.sparkContext.setLogLevel.mock_calls == [call(level)]
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: "active")
     assert session.build_session() == "active"
 

@@ -82,7 +82,7 @@ def test_offsets_of_another_cluster_are_not_read(cluster):
     """The other cluster has more messages, so each queue ends after the checkpoint's offset."""
     fill(cluster, 2)
     end = reader(cluster).latestOffset(ZERO, ALL)
-    # Any of its addresses names the cluster.
+    # Each address of the cluster names it.
     addresses = {cluster.name_server, *(broker.address for broker in cluster.brokers)}
     assert addresses <= {*end[module._CLUSTER]}
     with FakeCluster(brokers=2) as other:
