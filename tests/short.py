@@ -44,7 +44,7 @@ WITH_JAVA = {
         "TestDeadLetters::test_tries_killed_backfills_and_parked_letters",
     ),
     # The ledger: Spark, delta-rs and DuckDB read and write one table.
-    "ledger/test_append.py": ("test_writers_of_both_kinds_at_once_lose_nothing",),
+    "ledger/test_append.py": ("test_optimize_and_vacuum",),
     "ledger/test_fold.py": (
         "test_a_fold_by_sparks_delta_has_all_rows",
         "test_killed_at_each_step_and_repeated_each_row_is_there_once",

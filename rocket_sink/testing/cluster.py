@@ -33,13 +33,9 @@ class FakeCluster:
     """
 
     def __init__(
-        self,
-        brokers: int | Sequence[str] = 2,
-        *,
-        queues: int = 4,
-        seed: int = 0,
+        self, brokers: int | Sequence[str] = 2, *, queues: int = 4, seed: int = 0,
         legacy_json: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._loop = Loop("fake-rocketmq")
         self._legacy_json = legacy_json
         self._script = Script(seed)
@@ -69,15 +65,10 @@ class FakeCluster:
         return next(broker for broker in self.brokers if broker.name == name)
 
     def create_topic(
-        self,
-        topic: str,
-        queues: int = 4,
-        *,
-        perm: int = PermName.READ | PermName.WRITE,
-        brokers: list[str] | None = None,
-        attributes: Mapping[str, str] | None = None,
+        self, topic: str, queues: int = 4, *, perm: int = PermName.READ | PermName.WRITE,
+        brokers: list[str] | None = None, attributes: Mapping[str, str] | None = None,
         read_queues: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create or change a topic on some brokers (by default on all), with the same number of
         queues for reading unless `read_queues` is set."""
         for broker in self.brokers if brokers is None else map(self.broker, brokers):

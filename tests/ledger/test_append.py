@@ -89,6 +89,8 @@ def test_a_table_of_sparks_is_appended_to_by_both(spark, place):
         write = partial(by_spark, spark) if version < 11 or version % 7 == 0 else by_delta_rs
         write(place, "both", version)
         wanted["both", version] = ROWS
+        if version == 15:
+            spark.sql(f"OPTIMIZE delta.`{place.uri}`")
     log = Path(place.root, "_delta_log")
     assert json.loads((log / "_last_checkpoint").read_text())["version"] > 11
     assert rows_in(place, spark) == wanted
@@ -157,15 +159,11 @@ def test_a_transaction_is_taken_once(place, caplog):
 @pytest.mark.parametrize(
     ("by_tasks", "later", "wanted", "result"),
     [
-        (0, 0, None, 0),
-        (0, 0, 0, 0),
-        (0, 0, 3, "its log does not show the commit"),
-        (3, 0, None, 3),
-        (3, 0, 3, 3),
-        (3, 2, None, 5),
+        (0, 0, None, 0), (0, 0, 0, 0), (0, 0, 3, "its log does not show the commit"),
+        (3, 0, None, 3), (3, 0, 3, 3), (3, 2, None, 5),
         (3, 0, 4, "has added 3 rows, and 4 were handed over"),
     ],
-)
+)  # fmt: skip
 def test_rows_of_tasks_are_counted(place, monkeypatch, by_tasks, later, wanted, result):
     """Executors prove the folder first. An epoch without rows makes no commit."""
     before, checks = DeltaTable(place.root).version(), []
@@ -267,10 +265,8 @@ CONFLICT = CommitFailedError("\x1b[31mcommit\x1b[0m:\n  a conflict\n   0: the st
 @pytest.mark.parametrize(
     ("errors", "meanwhile", "tries", "says"),
     [
-        ([CONFLICT] * 2, "", 3, ""),
-        ([CONFLICT] * 99, "", 10, "commit: a conflict"),
-        ([DeltaError("the disk")] * 99, "", 1, "the disk"),
-        ([OSError()] * 99, "", 1, "OSError"),
+        ([CONFLICT] * 2, "", 3, ""), ([CONFLICT] * 99, "", 10, "commit: a conflict"),
+        ([DeltaError("the disk")] * 99, "", 1, "the disk"), ([OSError()] * 99, "", 1, "OSError"),
         ([CONFLICT], "deleted", 1, "commit: a conflict"),
         ([CONFLICT], "damaged", 1, "commit: a conflict. The ledger .* whether the rows are in"),
         ([CONFLICT], "made anew", 1, "commit: a conflict"),
@@ -278,7 +274,7 @@ CONFLICT = CommitFailedError("\x1b[31mcommit\x1b[0m:\n  a conflict\n   0: the st
         ([CONFLICT], "another has committed", 1, "another process has committed q 8"),
         ([CONFLICT], "an earlier one", 2, ""),
     ],
-)
+)  # fmt: skip
 def test_a_commit_that_fails_is_tried_again_if_that_helps(
     place, monkeypatch, errors, meanwhile, tries, says
 ):
@@ -469,14 +465,11 @@ COMMIT = {"userMetadata": "token", "operationMetrics": {"numOutputRows": "7"}}
 @pytest.mark.parametrize(
     ("newest", "history", "result"),
     [
-        (3, [], "the log ends before the version 4"),
-        (4, [], None),
-        (6, [{}, COMMIT], 7),
-        (6, [{}, {}], None),
-        (6, [{}], "the log no longer has the version 5"),
+        (3, [], "the log ends before the version 4"), (4, [], None), (6, [{}, COMMIT], 7),
+        (6, [{}, {}], None), (6, [{}], "the log no longer has the version 5"),
         (6, [{}, {**COMMIT, "operationMetrics": {}}], "does not tell how many rows"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("is_classic", [True, False])
 def test_the_rows_of_a_commit_are_in_deltas_history(
     monkeypatch, newest, history, result, is_classic
@@ -676,39 +669,56 @@ def test_statistics_are_those_of_all_rows(tmp_path, monkeypatch):
     assert stats["minValues"]["epoch"] == 0
 
 
-WRITER = """
-    import sys, time
-    from rocket_sink.ledger.transport.data_files import write_data_files
-    from rocket_sink.ledger.append.delta_rs import commit, open_table
-    from rocket_sink.ledger.path import resolve_path
-    from tests.ledger.values import context, sends
+def test_a_commit_that_another_one_replaces_is_made_again(place, tmp_path, caplog):
+    """Replace commits as Spark's Delta does: it looks for the file, stops, and renames its own."""
+    wanted = {}
+    for version in (0, 2):
+        other = resolve_path(shutil.copytree(place.root, tmp_path / f"before {version}"))
+        by_delta_rs(place, "q", version)
+        by_delta_rs(other, "spark", version)
+        shutil.copytree(other.root, place.root, dirs_exist_ok=True)
+        wanted["spark", version] = ROWS
+        assert rows_in(place) == wanted
+        if version:  # Another driver has gone on with this transaction.
+            files = write_data_files(place, [sends(context(query_id="q", epoch=3), ROWS)])
+            delta_rs.commit(place, delta_rs.open_table(place), files, "q", 3)
+            wanted["q", 3] = ROWS
+        by_delta_rs(place, "q", 3 if version else 0)  # The table has this transaction already.
+        wanted["q", version] = ROWS
+        assert rows_in(place) == wanted
+    assert caplog.text.count("another program has replaced the commit") == 2
+    by_delta_rs(place, "q", 4)
+    shutil.rmtree(place.root)
+    Ledger(place.root).create(SPARK)
+    by_delta_rs(place, "q", 0)
+    assert rows_in(place) == {("q", 0): ROWS}
 
-    place, query = resolve_path(sys.argv[1]), sys.argv[2]
+
+WRITER = """
+    import sys
+    from tests.ledger.test_append import by_delta_rs
+    from rocket_sink.ledger.path import resolve_path
+
     for version in range(30):
-        rows = [sends(context(query_id=query, epoch=version), 3)]
-        commit(place, open_table(place), write_data_files(place, rows), query, version)
-        time.sleep(0.05)  # Spark's commits need a moment without another one
+        by_delta_rs(resolve_path(sys.argv[1]), sys.argv[2], version)
 """
 
 
-@pytest.mark.spark
-def test_writers_of_both_kinds_at_once_lose_nothing(spark, place):
-    script = textwrap.dedent(WRITER)
+def test_processes_that_append_at_once_lose_nothing(place):
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     writers = [
-        subprocess.Popen([sys.executable, "-c", script, place.root, name], env=environment)
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), place.root, name], env=environment
+        )
         for name in ("w0", "w1")
     ]
     try:
         for version in range(6):
-            by_spark(spark, place, "spark", version)
             by_delta_rs(place, "driver", version)
-            if version == 3:
-                spark.sql(f"OPTIMIZE delta.`{place.uri}`")
         assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     finally:
         for writer in writers:
             writer.kill()
-    wanted = {(query, version): ROWS for query in ("spark", "driver") for version in range(6)}
+    wanted = {("driver", version): ROWS for version in range(6)}
     wanted |= {(query, version): ROWS for query in ("w0", "w1") for version in range(30)}
-    assert rows_in(place, spark) == wanted
+    assert rows_in(place) == wanted

@@ -217,10 +217,9 @@ def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path, monkeypa
     [
         ([f"{0:020}.json", f"{5:020}.json"], False),
         ([f"{7:020}.json", f".{8:020}.json.crc", "_last_vacuum"], True),
-        ([f"{7:020}.json", f"{6:020}.checkpoint.parquet"], False),
-        ([], True),
+        ([f"{7:020}.json", f"{6:020}.checkpoint.parquet"], False), ([], True),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("error", [None, KeyError("a defect")])
 def test_no_commit_of_sparks_delta_begins_a_log(tmp_path, monkeypatch, names, is_late, error):
     """In a store such a commit succeeds although the log was deleted, and nobody could read it."""

@@ -111,8 +111,7 @@ def test_a_store_that_goes_on_denying_ends_the_write(pauses_s):
     ("uri", "settings", "refuses", "warns"),
     [
         ("abfss://box@me.dfs.core.windows.net/l", {}, True, False),
-        ("obs://bucket/ledger", {}, False, False),
-        ("/data/ledger", {}, False, True),
+        ("obs://bucket/ledger", {}, False, False), ("/data/ledger", {}, False, True),
         (PLACE.uri, {"fs.s3a.encryption.algorithm": "SSE-C"}, False, True),
         (PLACE.uri, {"fs.s3a.bucket.bucket.server-side-encryption-algorithm": "C"}, False, True),
         (PLACE.uri, {"fs.s3a.bucket.other.encryption.algorithm": "SSE-C"}, True, True),
@@ -121,7 +120,7 @@ def test_a_store_that_goes_on_denying_ends_the_write(pauses_s):
         (PLACE.uri, {f"{LOG_STORE}s3.impl": "their.Store"}, True, True),
         (PLACE.uri, {f"{LOG_STORE}class": "their.Store"}, False, False),
     ],
-)
+)  # fmt: skip
 def test_settings_decide_before_the_store_is_asked(uri, settings, refuses, warns, caplog):
     """Warn once of a second driver where it could overwrite commits of Spark's Delta."""
     store = Store(None, EXISTS[0], **settings)

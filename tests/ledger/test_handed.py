@@ -203,14 +203,11 @@ def test_rows_whose_upload_has_no_answer_are_in_one_spool(tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("options", "may"),
     [
-        ({}, False),
-        ({"ledger": "/l"}, False),
-        ({"ledger": "/l", "ledgerVia": "spark"}, True),
-        ({"ledger": "s3://b/l"}, True),
-        ({"ledger": "s3://b/l", "ordering": "strict"}, False),
+        ({}, False), ({"ledger": "/l"}, False), ({"ledger": "/l", "ledgerVia": "spark"}, True),
+        ({"ledger": "s3://b/l"}, True), ({"ledger": "s3://b/l", "ordering": "strict"}, False),
         ({"ledger": "s3://b/l", "ledgerVia": "spool"}, False),
     ],
-)
+)  # fmt: skip
 def test_tasks_hand_over_if_they_must_or_reach_no_store(options, may):
     assert may_hand_over(SinkOptions.parse(options)) == may
 

@@ -161,16 +161,13 @@ OTHER = RuntimeError("the disk\n\tat java.Stack")
 @pytest.mark.parametrize(
     ("error", "is_made", "refusals", "tries", "says"),
     [
-        (None, True, [], 1, ""),
-        (CONFLICT, True, [], 1, ""),
-        (OTHER, True, [], 1, ""),
+        (None, True, [], 1, ""), (CONFLICT, True, [], 1, ""), (OTHER, True, [], 1, ""),
         (CONFLICT, False, [], 0, "there is no ledger"),
         (OTHER, False, [], 0, "cannot make the ledger table at .*: the disk. The session needs"),
-        (None, True, [CONFLICT] * 9, 10, ""),
-        (None, True, [CONFLICT] * 10, 10, "ConcurrentWrite"),
+        (None, True, [CONFLICT] * 9, 10, ""), (None, True, [CONFLICT] * 10, 10, "ConcurrentWrite"),
         (None, True, [OTHER], 1, "the disk"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("by_spark")
 def test_how_sparks_delta_makes_a_table(
     tmp_path, monkeypatch, error, is_made, refusals, tries, says

@@ -42,13 +42,12 @@ def acked(spark, ledger):
 @pytest.mark.parametrize(
     ("is_there", "makes", "location", "format_", "answer"),
     [
-        (True, False, "", "delta", "file:/l"),
-        (True, True, "", "parquet", "is no Delta table"),
+        (True, False, "", "delta", "file:/l"), (True, True, "", "parquet", "is no Delta table"),
         (False, False, "file:/s", "delta", "there is no table c.s.t: a sink makes it"),
         (False, True, "", "delta", "the schema of c.s.t has no location"),
         (False, True, "file:/s/", "delta", "file:/l"),
     ],
-)
+)  # fmt: skip
 def test_what_a_catalog_says(monkeypatch, is_there, makes, location, format_, answer):
     made, spark = list[str](), MagicMock()
     monkeypatch.setattr(named, "ensure_table", lambda spark, place: made.append(place.uri))

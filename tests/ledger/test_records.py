@@ -65,13 +65,11 @@ def test_a_send_row_holds_its_attempt_and_its_task():
 @pytest.mark.parametrize(
     ("fact", "value", "stored"),
     [
-        *(("outcome", outcome, outcome.value) for outcome in Outcome),
-        ("queue_offset", -1, None),
-        ("response_code", None, None),
-        ("offset_message_id", "", None),
+        *(("outcome", outcome, outcome.value) for outcome in Outcome), ("queue_offset", -1, None),
+        ("response_code", None, None), ("offset_message_id", "", None),
         ("remark", "accessKey=ABCDEF\nand SESAME-SESAME", "accessKey=*** and ***"),
     ],
-)
+)  # fmt: skip
 def test_a_fact_of_an_attempt_is_stored(fact, value, stored):
     """Store null for a fact that the broker did not give; clean remarks, and mask secrets."""
     batch = send_rows([attempt(**{fact: value})], context(), secrets=["SESAME-SESAME"])

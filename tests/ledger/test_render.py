@@ -293,12 +293,10 @@ def test_times_stay_whole_and_headings_wrap(width, expected):
 @pytest.mark.parametrize(
     ("query_id", "shown"),
     [
-        ("n" * 24, "n" * 24),
-        ("n" * 25, "n" * 21 + "..."),
-        ("5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "5b2f11aa"),
-        ("orders_sql", "orders_sql"),
+        ("n" * 24, "n" * 24), ("n" * 25, "n" * 21 + "..."),
+        ("5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "5b2f11aa"), ("orders_sql", "orders_sql"),
         ("orders-of-the-northern-warehouse", "orders-of-the-norther..."),
     ],
-)
+)  # fmt: skip
 def test_a_name_is_not_cut_like_an_id(query_id, shown):
     assert page.short_query(query_id) == shown

@@ -351,13 +351,11 @@ def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path):
 @pytest.mark.parametrize(
     ("ways", "settled"),
     [
-        (("parked", "unparked"), None),
-        (("parked", "unparked", "resent"), 3),
-        (("parked", "unparked", "parked", "dropped"), 3),
-        (("resent", "unparked"), 1),
+        (("parked", "unparked"), None), (("parked", "unparked", "resent"), 3),
+        (("parked", "unparked", "parked", "dropped"), 3), (("resent", "unparked"), 1),
         (("resent", "parked"), 1),
     ],
-)
+)  # fmt: skip
 def test_a_letter_is_settled_by_what_was_not_taken_back(tmp_path, ways, settled):
     lost = letter(context(partition=None))
     rows = [at(lost, START)]

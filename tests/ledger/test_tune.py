@@ -242,13 +242,10 @@ def test_bytes_are_in_flight_from_their_process_until_the_answer():
 @pytest.mark.parametrize(
     ("parts", "suspect_ms", "depends_on"),
     [
-        ([(1.0, 999), (300.0, 1)], 50, 1),
-        ([(1.0, 998), (300.0, 2)], 500, 1),
-        ([(3000.0, 10)], 2000, 1),
-        ([(1.0, 9_999)], 50, 9),
-        ([(1.0, 10_000)], 50, None),
+        ([(1.0, 999), (300.0, 1)], 50, 1), ([(1.0, 998), (300.0, 2)], 500, 1),
+        ([(3000.0, 10)], 2000, 1), ([(1.0, 9_999)], 50, 9), ([(1.0, 10_000)], 50, None),
     ],
-)
+)  # fmt: skip
 def test_few_usual_requests_may_be_suspected(monkeypatch, parts, suspect_ms, depends_on):
     """A thousandth of them, and p99.9 depends on as many."""
     rows = [(0.0, "a", ms) for ms, count in parts for _ in range(count)]

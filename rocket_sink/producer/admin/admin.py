@@ -56,13 +56,9 @@ class Admin:
     a queue's broker or the name servers are away, a request to it is repeated for `patience_s`."""
 
     def __init__(
-        self,
-        options: SinkOptions | None = None,
-        *,
-        timeout_s: float = 5.0,
-        patience_s: float = 0.0,
-        **more: Any,
-    ) -> None:
+        self, options: SinkOptions | None = None, *, timeout_s: float = 5.0,
+        patience_s: float = 0.0, **more: Any,
+    ) -> None:  # fmt: skip
         self.options = constructor_options(options, more)
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HeaderTemplates(self.options)
@@ -394,14 +390,9 @@ class Admin:
     # --- topics ------------------------------------------------------------------------------
 
     def create_topic(
-        self,
-        topic: str,
-        *,
-        queues: int = 4,
-        perm: int = PermName.READ | PermName.WRITE,
-        attributes: Mapping[str, str] | None = None,
-        brokers: list[str] | None = None,
-    ) -> None:
+        self, topic: str, *, queues: int = 4, perm: int = PermName.READ | PermName.WRITE,
+        attributes: Mapping[str, str] | None = None, brokers: list[str] | None = None,
+    ) -> None:  # fmt: skip
         """Create or update the topic on every master (or on `brokers`)."""
         topic = with_namespace(self.options.namespace, topic)
         text = ",".join(f"+{name}={value}" for name, value in (attributes or {}).items())

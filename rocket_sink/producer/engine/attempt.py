@@ -45,14 +45,9 @@ class FrameGroup(Protocol):
         """Return the total bytes of the bodies with these indices."""
 
     def frames(
-        self,
-        template: SendTemplate,
-        *,
-        first_opaque: int,
-        queue_id: int,
-        born_ms: int,
+        self, template: SendTemplate, *, first_opaque: int, queue_id: int, born_ms: int,
         broker_name: str,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return all frames in one buffer, in order; their opaque ids are consecutive."""
 
     def leave(self, first: int, last: int) -> SendRequest:

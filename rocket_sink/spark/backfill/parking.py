@@ -35,14 +35,9 @@ class Parked:
 
 
 def park(
-    spark: SparkSession,
-    ledger: Ledger,
-    *,
-    letters: Sequence[str] = (),
-    where: str | None = None,
-    note: str,
-    resolution: str = "parked",
-) -> Parked:
+    spark: SparkSession, ledger: Ledger, *, letters: Sequence[str] = (), where: str | None = None,
+    note: str, resolution: str = "parked",
+) -> Parked:  # fmt: skip
     """Park the pending dead letters that `letters` names, and those that meet `where`. The
     `resolution` is `parked` (kept aside) or `dropped` (not wanted).
 
@@ -56,13 +51,9 @@ def park(
 
 
 def unpark(
-    spark: SparkSession,
-    ledger: Ledger,
-    *,
-    letters: Sequence[str] = (),
-    where: str | None = None,
+    spark: SparkSession, ledger: Ledger, *, letters: Sequence[str] = (), where: str | None = None,
     note: str,
-) -> Parked:
+) -> Parked:  # fmt: skip
     """Make parked or dropped dead letters pending again: those that `letters` names, and those that
     meet `where`. They have their old place in the order. Their keys are not held again
     (`onPendingKey`), because later messages have passed them. The errors are those of `park`."""

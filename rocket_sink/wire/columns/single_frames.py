@@ -64,14 +64,9 @@ class SingleMessages:
         return int(lengths_of(self.body)[indices].sum())
 
     def frames(
-        self,
-        template: SendTemplate,
-        *,
-        first_opaque: int,
-        queue_id: int,
-        born_ms: int,
+        self, template: SendTemplate, *, first_opaque: int, queue_id: int, born_ms: int,
         broker_name: str,
-    ) -> pa.Buffer:
+    ) -> pa.Buffer:  # fmt: skip
         """Return all frames, one after the other, with consecutive opaque ids. Raise
         LocalProtocolError if a frame exceeds the limits."""
         if not template.takes_columns:
@@ -99,11 +94,9 @@ class SingleMessages:
 
 
 def fill_frames(
-    frame: Frame,
-    columns: Mapping[str, pa.Array | Ints],
-    first_opaque: int,
+    frame: Frame, columns: Mapping[str, pa.Array | Ints], first_opaque: int,
     bodies: pa.Array | None = None,
-) -> pa.Buffer:
+) -> pa.Buffer:  # fmt: skip
     """Return JSON frames that differ in some header fields, with consecutive opaque ids. Raise
     LocalProtocolError if a frame exceeds the limits.
 

@@ -176,14 +176,12 @@ RETENTION = "delta.logRetentionDuration"
     [
         ({RETENTION: "interval 2 days"}, 2 * 86_400 - 59, True),
         ({RETENTION: "interval 2 days"}, 2 * 86_400 - 60, False),
-        ({RETENTION: "interval 1 hour"}, 3541, True),
-        ({RETENTION: "interval 1 hour"}, 3539, False),
+        ({RETENTION: "interval 1 hour"}, 3541, True), ({RETENTION: "interval 1 hour"}, 3539, False),
         ({RETENTION: "interval 1 hour", "delta.enableExpiredLogCleanup": "true"}, 9999, True),
         ({RETENTION: "interval 1 hour", "delta.enableExpiredLogCleanup": "false"}, 9999, None),
-        ({RETENTION: "interval 1 month"}, 10**8, None),
-        ({}, 10**8, None),
+        ({RETENTION: "interval 1 month"}, 10**8, None), ({}, 10**8, None),
     ],
-)
+)  # fmt: skip
 def test_replaced_files_go_with_their_commits(growth, monkeypatch, settings, age_s, goes):
     """Let the clock of the clean-up stand still; delta-rs deletes commits by its own clock."""
     growth.grow_by(2)
