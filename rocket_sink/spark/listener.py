@@ -205,7 +205,7 @@ class FoldThread:
         ledgers = list(self._ledgers.values())
         for ledger in ledgers if [*self.runs] else ():
             self._read_accounts(ledger, with_spool=True)
-        self.runs.say_ends(self.runs, ledgers, is_folded=True)
+        self.runs.say_ends(self.runs, ledgers, is_last=True)
 
     def add(
         self, place: LedgerPath, interval_s: float,
@@ -288,8 +288,7 @@ class FoldThread:
                     self._fold(ledger)
                 if ledger.is_expiry_due() and not self._is_finished:
                     self._expire(ledger)
-            is_folded = not any(ledger.waits for ledger in ledgers)
-            self.runs.say_ends(ended_runs, ledgers, is_folded=is_folded)
+            self.runs.say_ends(ended_runs, ledgers)
             if is_last:
                 return
 
@@ -344,8 +343,7 @@ class FoldThread:
         except Exception as error:
             is_folded = False
             self._warn("the ledger %s is not folded yet: %s", ledger.place, error)
-        self._read_accounts(ledger)
-        if not is_folded or self._is_finished:
+        if not self._read_accounts(ledger) or not is_folded or self._is_finished:
             return
         ledger.compare_counts(handed)
         # Confirm between queries of the table: they may take longer than `Ledger.sync` waits.
@@ -374,13 +372,15 @@ class FoldThread:
             self._is_finished = True
             self._conclude()
 
-    def _read_accounts(self, ledger: FoldedLedger, *, with_spool: bool = False) -> None:
+    def _read_accounts(self, ledger: FoldedLedger, *, with_spool: bool = False) -> bool:
+        """Warn of losses in the ledger's new rows. Return False if the rows cannot be read now."""
         try:
             counts = ledger.read_accounts(with_spool=with_spool)
         except Exception as error:
             _LOG.info("the ledger %s cannot be followed now: %s", ledger.place, first_line(error))
-        else:
-            self.runs.warn_of_losses(counts, ledger.place.uri)
+            return False
+        self.runs.warn_of_losses(counts, ledger.place.uri)
+        return True
 
 
 def _is_stopped(session: SparkSession) -> bool:

@@ -101,18 +101,19 @@ class Runs:
         return {run_id for run_id, run in list(self._runs.items()) if not run.is_running}
 
     def say_ends(
-        self, run_ids: Iterable[str], ledgers: Collection[FoldedLedger], *, is_folded: bool
+        self, run_ids: Iterable[str], ledgers: Collection[FoldedLedger], *, is_last: bool = False
     ) -> None:
-        """Log the row counts of these runs. Leave runs without rows for a later call unless
-        `is_folded`, because their rows may wait for a fold."""
+        """Log the row counts of these runs, and forget the runs. Leave a run whose rows wait for a
+        fold to a later call, unless this call `is_last`."""
         for run_id in run_ids:
             if (run := self._runs.get(run_id)) is None:
+                continue
+            own = [ledger for ledger in ledgers if run.ledger in ("", ledger.place.uri)]
+            if any(ledger.waits for ledger in own) and not is_last:
                 continue
             counts = Counter[str]()
             for ledger in ledgers:
                 counts += _say_end(run_id, run, ledger)
-            if not (counts or is_folded):
-                continue
             self._runs.pop(run_id, None)
             uris = [ledger.place.uri for ledger in ledgers if ledger.accounts is not None]
             if run.ledger in uris and not counts and not run.has_failed:

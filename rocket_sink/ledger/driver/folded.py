@@ -115,8 +115,10 @@ class FoldedLedger:
             self._counted_runs.add(run)
 
     def end_run(self, run: str) -> Counter[str]:
-        """Forget a run that has ended; return its row counts."""
+        """Forget a run that has ended, with its epochs that are not compared yet; return its row
+        counts."""
         self._counted_runs.discard(run)
+        self._handed = {key: facts for key, facts in self._handed.items() if key[0] != run}
         return self.accounts.take(run) if self.accounts is not None else Counter()
 
     @property
@@ -183,18 +185,18 @@ class FoldedLedger:
         return list(self._handed)
 
     def fold(self) -> bool:
-        """Fold; return whether all finished files are in the table. If not, fold again after the
-        interval. Raise what `fold.fold` raises."""
+        """Fold; return whether all finished files are in the table. If not, because another fold
+        is under way, fold again soon; after an error, fold again after the interval. Raise what
+        `fold.fold` raises."""
         self._folded_s = time.monotonic()
         self._due_s = self._folded_s + max(self._interval_s, _RETRY_S)
         if self.place.problem and not spools_in_use(self.place):
             is_folded = True  # Only foreachBatch and sink.write use this ledger.
         else:
             is_folded = not fold(self._session, self.place, wait_s=0).busy
-        if is_folded:
-            self._due_s = math.inf
-            if self._expiry_s == math.inf:
-                self._expiry_s = self._folded_s
+        self._due_s = math.inf if is_folded else self._folded_s + _RETRY_S
+        if is_folded and self._expiry_s == math.inf:
+            self._expiry_s = self._folded_s
         return is_folded
 
     def read_accounts(self, *, with_spool: bool = False) -> dict[Epoch, dict[str, Any]]:
