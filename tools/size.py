@@ -20,7 +20,7 @@ from typing import Final
 from rocket_sink.options import OPTIONS
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-MOST_LINES: Final = {"rocket_sink": 37_279, "tests": 50_000}
+MOST_LINES: Final = {"rocket_sink": 37_247, "tests": 50_000}
 """{folder: number of code lines}. The goals are 31,000 and 50,000."""
 MOST_OPTIONS: Final = 75
 """Number of options."""

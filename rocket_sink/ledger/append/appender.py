@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import added_rows, commit, last_version
+from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
 from rocket_sink.ledger.append.table import (
     executors_token,
@@ -32,7 +32,7 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.storage import always_refuses, is_classic, spark_frame
+from rocket_sink.ledger.storage import is_classic, spark_frame
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.data_files import (
     FILES_DDL,
@@ -166,7 +166,7 @@ def begin_append(
 ) -> Append:
     """Begin an append by delta-rs or by Spark's Delta, whichever commits to this table. Raise
     LedgerError if the table was deleted, or if its store cannot be read now."""
-    table = _with_own_commits(spark, place, open_for_commits(spark, place))
+    table = open_for_commits(spark, place)
     if table is not None:
         last = last_version(place, table, app_id) if app_id else None
         is_held = last is not None and last >= version
@@ -180,26 +180,6 @@ def begin_append(
         last = last_txn_version(spark, place, app_id) if app_id else None
     is_held, newest = last is not None and last >= version, table_version(spark, place)
     return _BySpark(spark, place, app_id, version, token, newest, is_held=is_held)
-
-
-_last_appends: Final[dict[LedgerPath, list[_ByDeltaRs]]] = {}
-"""Appends that this process saved since it last began one, for `_with_own_commits`."""
-
-
-def _with_own_commits(
-    spark: SparkSession, place: LedgerPath, table: DeltaTable | None
-) -> DeltaTable | None:
-    """Commit again what this process appended last, if another commit has replaced it since; return
-    the newest version.
-
-    Spark's Delta looks whether a version is free, and then renames its commit, in a local folder
-    and on S3. If Spark stops between the two, its rename replaces a commit that the log has shown
-    already. The data files of the replaced commit are still there. We cannot prevent that rename,
-    because no log store of Delta makes a local commit that fails if the file exists."""
-    for append in _last_appends.pop(place, ()):
-        if table is not None and append.repair(table):
-            table = open_for_commits(spark, place)
-    return table
 
 
 class _ByDeltaRs(Append):
@@ -234,37 +214,8 @@ class _ByDeltaRs(Append):
             return [*rows.to_pylist()]
 
     def _commit(self, files: list[DataFile]) -> int:
-        self._files = files
         commit(self.place, self._table, files, self._app_id, self._version, self._token)
         return sum(file.rows for file in files)
-
-    def _confirm(self, handed: int | None) -> None:
-        super()._confirm(handed)
-        if not always_refuses(self.place.uri):
-            _last_appends.setdefault(self.place, []).append(self)
-
-    def repair(self, table: DeltaTable) -> bool:
-        """Commit again, with a warning, and return True if another commit has replaced this one."""
-        try:
-            if table.metadata().id != self._table.metadata().id or self._is_in(table):
-                return False
-        except FileNotFoundError:  # The log no longer reaches back so far.
-            return False
-        last = last_version(self.place, table, self._app_id) if self._app_id else None
-        # A transaction must not go back behind a later one.
-        app_id = "" if last is not None and last >= self._version else self._app_id
-        commit(self.place, table, self._files, app_id, self._version, self._token)
-        _LOG.warning(
-            "another program has replaced the commit %s of the ledger %s, so its rows were appended"
-            " once more. Do not append by Spark, or run its OPTIMIZE, while queries run; the "
-            "table's history names the programs",
-            self._token, self.place,
-        )  # fmt: skip
-        return True
-
-    def _is_in(self, table: DeltaTable) -> bool:
-        versions = self._table_version, table.version()
-        return added_rows(self.place, self._token, *versions) is not None
 
 
 class _BySpark(Append):
