@@ -4,12 +4,12 @@ After the last delivery attempt a broker moves the message to this topic, and ad
 (`RETRY_TOPIC`) and the first offset id (`ORIGIN_MESSAGE_ID`) to the message's properties
 (AbstractSendMessageProcessor). Dead letters stay in the topic until they expire.
 
-A resent message has the client id and the content of its dead letter, and its counter
-`ROCKET_SINK_RESENDS` is one higher. If the origin topic contains such a message, the dead letter is
-not sent again. The id alone would not do: programs may give several messages one id, such as that
-of an order, and several of these may be equal. So tags, keys and user properties count, too, and
-each such message is the copy of one message: of the dead letters with one ORIGIN_MESSAGE_ID. A
-resent message that becomes a dead letter keeps the counter, so the counter also limits resends."""
+A resent message has the client id and the content of its dead letter. Its counter
+`ROCKET_SINK_RESENDS` is one higher, and its `ROCKET_SINK_ORIGIN` is the ORIGIN_MESSAGE_ID. If the
+origin topic contains such a message, the dead letter is not sent again. Neither the client id nor
+the content would do: programs may give several messages one id, such as that of an order, and these
+may be equal or differ in any property. A resent message that becomes a dead letter keeps the
+counter, so the counter also limits resends."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 RESENDS: Final = "ROCKET_SINK_RESENDS"
 """User property: how often the message was resent from a dead-letter topic."""
+ORIGIN: Final = "ROCKET_SINK_ORIGIN"
+"""User property of a resent message: `DeadLetter.origin_id` of the message that it is a copy of."""
 FAILURES_MAX: Final = 1000
 
 
@@ -78,7 +80,7 @@ class DeadLetter:
             tags=properties.get(TAGS),
             keys=self.keys,
             sharding_key=properties.get(SHARDING_KEY),
-            properties={**own, RESENDS: str(self.resends + 1)},
+            properties={**own, RESENDS: str(self.resends + 1), ORIGIN: self.origin_id},
             flag=self.message.flag,
             message_id=self.message_id,
         )
@@ -188,8 +190,6 @@ class Resender:
     again: bool = False
     report: ResendReport = field(default_factory=ResendReport)
     _stopped: set[tuple[str, str]] = field(default_factory=set)
-    _copied: dict[str, str] = field(default_factory=dict)
-    """{offset message id of a resent message: that of the message that it is a copy of}"""
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
         """Send a dead letter, or skip it or hold it back, and count it in the report. Return None
@@ -217,7 +217,6 @@ class Resender:
             if key[1]:
                 self._stopped.add(key)
             return None
-        self._copied[result.offset_message_id] = dead_letter.origin_id
         report.resent += 1
         report.degraded += result.status != "SEND_OK"
         return result
@@ -227,32 +226,16 @@ class Resender:
             self.report.left_alone += 1
             return True
         try:
-            message, origin = letter.to_message(topic), letter.origin_id
-            # Bodies may be large, so read them only if there is a resent message.
-            resent = self._resent(letter, topic, bodies=False)
-            copies = self._resent(letter, topic, bodies=True) if resent else ()
-            for copy in filter(partial(_is_copy, message), copies):
-                if self._copied.setdefault(copy.offset_message_id, origin) == origin:
-                    self.report.already += 1
-                    return True
+            copies = self.admin.query_by_unique_key(topic, letter.message_id, bodies=False)
         except NoRouteError:
             # A topic without a route contains no resent message, and the send may create it.
-            pass
-        return False
-
-    def _resent(self, letter: DeadLetter, topic: str, *, bodies: bool) -> list[StoredMessage]:
-        """Return the messages with the letter's client id that were resent later."""
-        copies = self.admin.query_by_unique_key(topic, letter.message_id, bodies=bodies)
-        return [copy for copy in copies if resends_of(copy) > letter.resends]
-
-
-def _is_copy(message: Message, copy: StoredMessage) -> bool:
-    """Return whether `copy` has the content of `message`; it may have been resent more often."""
-    own = copy.properties
-    if not message.properties.items() <= {**own, RESENDS: message.properties[RESENDS]}.items():
-        return False
-    stored = copy.body, own.get(TAGS), split_keys(own), own.get(SHARDING_KEY)
-    return stored == (message.body, message.tags, message.keys, message.sharding_key)
+            return False
+        is_done = any(
+            copy.properties.get(ORIGIN) == letter.origin_id and resends_of(copy) > letter.resends
+            for copy in copies
+        )
+        self.report.already += is_done
+        return is_done
 
 
 def resends_of(message: StoredMessage) -> int:
