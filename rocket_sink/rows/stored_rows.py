@@ -51,7 +51,7 @@ STORED_SCHEMA: Final = pa.schema(
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999. Spark's TIMESTAMP holds the years 1 to 9999."""
-_SYSTEM: Final = RESERVED_PROPERTIES - {KEYS, TAGS, UNIQ_KEY, SHARDING_KEY}
+SYSTEM_PROPERTIES: Final = RESERVED_PROPERTIES - {KEYS, TAGS, UNIQ_KEY, SHARDING_KEY}
 """RocketMQ's own properties, except those that have columns of their own."""
 _NOT_USERS: Final = RESERVED_PROPERTIES | {EVENT_TIME_PROPERTY}
 _MS: Final = "-?[0-9]{1,15}"
@@ -148,7 +148,7 @@ def _columns(stored: StoredColumns, broker_name: str) -> tuple[pa.RecordBatch, M
         "born_timestamp": _times(fixed["born_ms"].astype(np.int64)),
         "offset_message_id": stored.offset_message_ids(),
         "reconsume_times": pa.array(fixed["reconsume_times"].astype(np.int32)),
-        "system_properties": properties.maps(_SYSTEM.__contains__),
+        "system_properties": properties.maps(SYSTEM_PROPERTIES.__contains__),
     }
     return pa.RecordBatch.from_pydict(arrays, STORED_SCHEMA), stored.regular & is_time
 
@@ -201,7 +201,7 @@ def _row(broker_name: str, message: StoredMessage) -> tuple[Any, ...]:
     event_us = _event_time(properties)
     not_users = RESERVED_PROPERTIES if event_us is None else _NOT_USERS
     user = [item for item in properties.items() if item[0] not in not_users]
-    system = [item for item in properties.items() if item[0] in _SYSTEM]
+    system = [item for item in properties.items() if item[0] in SYSTEM_PROPERTIES]
     return (
         message.topic,
         message.body,

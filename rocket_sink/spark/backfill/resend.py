@@ -10,10 +10,10 @@ A killed backfill leaves at most one chunk per task without a noted result. Befo
 sends such letters, or letters with an unknown outcome, it asks brokers for their message ids: the
 brokers of the topic's route, and with effectively_once also the broker that had not answered. A
 message counts as not stored if none of these brokers has it after `storedCheckDelay`. Several dead
-letters may have one id, so a stored message needs the letter's body, tags, properties and key, and
-settles one letter: after it, a letter with the same content is sent. A dead letter
-whose resend fails stays pending, and gets no second dead letter. Later dead letters of its key are
-held back, to keep the key's order.
+letters may have one id, so a stored message needs the letter's content, and settles one letter:
+after it, a letter with the same content is sent. A dead letter whose resend fails stays pending,
+and gets no second dead letter. Later dead letters of its key are held back, to keep the key's
+order.
 
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
 (`was_stored`): a message with this id exists in any case. Dead letters that were settled since the
@@ -48,19 +48,22 @@ from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.files import has_earlier_attempt
 from rocket_sink.ledger.transport.spool import SpoolWriter
-from rocket_sink.message_rules import RESERVED_PROPERTIES, TAG_BLANKS
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.producer.pool import worker_pool
+from rocket_sink.rows.checks import validate
 from rocket_sink.rows.contract import DELAY_COLUMNS, resolve_columns
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.rows.stored_rows import SYSTEM_PROPERTIES
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
 from rocket_sink.spark.checks.context import run_context
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
-from rocket_sink.wire.properties import SHARDING_KEY, TAGS
+from rocket_sink.task.transaction_marker import TRANSACTION_PROPERTY
+from rocket_sink.wire.batch import InnerMessage, iter_batch
 from rocket_sink.wire.stored import IsCopy, StoredMessage
 
 _ADVICE: Final = (
@@ -136,8 +139,10 @@ class Resent:
 
 
 _Content = tuple[Any, ...]
-"""The topic to send to, message id, sharding key, tags, user properties and body: letters with one
-id may differ in the last four, and letters of two topics may go to one."""
+"""The topic to send to, and what `_content` returns: letters with one id may differ in any part,
+and letters of two topics may go to one."""
+_ADDED: Final = SYSTEM_PROPERTIES | {TRANSACTION_PROPERTY}
+"""Properties that a stored message may have, or have in another form, by the way it was sent."""
 
 
 class _Failure(NamedTuple):
@@ -279,7 +284,7 @@ class Resender:
         present = [name for name in names if name in letters.schema.names]
         rows = letters.select(present).to_pylist()
         for letter, content in zip(rows, self._contents_of(letters), strict=True):
-            if hash(content) in self._contents:
+            if content is None or hash(content) in self._contents:
                 continue
             topic = self._homes.topic_of(letter["topic"])
             timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
@@ -383,18 +388,17 @@ class Resender:
             columns = {**_names(stored), "resolution": "resent", "note": note}
             self.spool.append(resolution_rows(columns, self.ctx))
 
-    def _contents_of(self, letters: pa.RecordBatch) -> list[_Content]:
-        nulls = [None] * letters.num_rows
-        message_ids, keys, tags, properties = (
-            letters[name].to_pylist() if name in letters.schema.names else nulls
-            for name in ("message_id", "sharding_key", "tags", "properties")
-        )
-        topics = map(self._homes.topic_of, letters["topic"].to_pylist())
-        # A table may have texts, which are stored as UTF-8.
-        bodies = letters["body"].cast(pa.binary()).to_pylist()
-        users = map(_user_properties, properties)
-        tags = map(_plain_tags, tags)
-        return list(zip(topics, message_ids, keys, tags, users, bodies, strict=True))
+    def _contents_of(self, letters: pa.RecordBatch) -> list[_Content | None]:
+        """Return the content of each letter, as a send encodes it; None for a letter that is
+        refused before the send."""
+        rows = normalise(letters, resolve_columns(letters.schema, self.options))
+        checked = validate(rows, self.options)
+        contents: list[_Content | None] = [None] * letters.num_rows
+        topics = letters["topic"].to_pylist()
+        encoded = checked.rows.with_(topic="").encoded_batch()
+        for row, message in zip(checked.accepted.tolist(), iter_batch(encoded.data), strict=True):
+            contents[row] = (self._homes.topic_of(topics[row]), *_content(message))
+        return contents
 
 
 def send_partition(
@@ -481,26 +485,14 @@ def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _is_copy(content: _Content, message: StoredMessage) -> bool:
-    """Return whether a stored message with the letter's id has the letter's content, too. The
-    message may have more properties, for example those of a trace."""
-    _, _, key, tags, users, body = content
-    own = message.properties
-    is_same = (key, tags, body) == (own.get(SHARDING_KEY), _plain_tags(own.get(TAGS)), message.body)
-    return is_same and users <= own.items()
+    """Return whether a stored message has the content of a letter."""
+    return content[1:] == _content(message)
 
 
-def _user_properties(properties: Iterable[tuple[str, Any]] | None) -> frozenset[tuple[str, Any]]:
-    """Return the properties that a send keeps as they are: a table may have null values."""
-    return frozenset(
-        (name, value)
-        for name, value in dict(properties or ()).items()
-        if isinstance(value, str) and name not in RESERVED_PROPERTIES
-    )
-
-
-def _plain_tags(tags: str | None) -> str:
-    """Return the tags without what is cut off before a send."""
-    return (tags or "").strip(TAG_BLANKS)
+def _content(message: InnerMessage | StoredMessage) -> _Content:
+    """Return the body, the flag, and the properties that the sender has chosen."""
+    chosen = (item for item in message.properties.items() if item[0] not in _ADDED)
+    return message.body, message.flag, frozenset(chosen)
 
 
 def _names(chunk: pa.RecordBatch) -> dict[str, Any]:
