@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+UUID: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""The pattern of the text of `uuid.uuid4`, by which ids of Spark and of runs are recognised."""
 TEXT_MAX_BYTES: Final = 2048
 """The number of UTF-8 bytes that `storable` keeps."""
 

@@ -28,10 +28,11 @@ from rocket_sink.ledger.path import failing, folder_part, resolve_path
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+from rocket_sink.text import UUID
 
 _KIND: Final = "queues"
 _LOG: Final = log.logger(__name__)
-_WRITE: Final = re.compile(r"/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_WRITE: Final = re.compile(rf"/{UUID}\Z")
 """The end of the query id of a batch write with an `appId`: `<appId>/<id of the write>`."""
 
 _STAYS: Final = (

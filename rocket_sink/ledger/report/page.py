@@ -25,7 +25,7 @@ from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import Column, Table
 from rocket_sink.ledger.tune.suggest import FEWEST, NOTHING_TO_GAIN, Comparison, Tuning
 from rocket_sink.tables import cell
-from rocket_sink.text import clean, counted, json_text
+from rocket_sink.text import UUID, clean, counted, json_text
 
 # ruff: noqa: ISC004 (texts of several lines in tables)
 _CHARTS: Final = (
@@ -275,7 +275,7 @@ _NAME_SHOWN: Final = 24
 
 def short_query(query_id: str) -> str:
     """Return a query's id for a table: the start of a UUID, or an `appId` that is cut if long."""
-    if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", query_id):
+    if re.fullmatch(UUID, query_id):
         return query_id[:_SHOWN]
     return query_id if len(query_id) <= _NAME_SHOWN else f"{query_id[: _NAME_SHOWN - 3]}..."
 

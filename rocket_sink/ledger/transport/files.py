@@ -136,13 +136,17 @@ def _parsed(info: fs.FileInfo) -> _Name:
     return _Name(query, epoch, parts[0], int(parts[-2]) if is_ours else 0)
 
 
-def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
-    """Return the files that their owners still write, of queries whose id starts with `query`."""
-    start = f"{place.spool}/{folder_part(query)}"
+def open_files(
+    place: LedgerPath, filesystem: fs.FileSystem, *, query: re.Pattern[str]
+) -> list[fs.FileInfo]:
+    """Return the files that their owners still write, of queries whose whole id matches. The id has
+    only characters that `path_part` keeps."""
+    infos = (info for info in _files(place, filesystem) if info.extension == OPEN[1:])
     return [
         info
-        for info in _files(place, filesystem)
-        if info.path.startswith(start) and info.extension == OPEN[1:] and not _is_abandoned(info)
+        for info in infos
+        if query.fullmatch(_parsed(info).query.removeprefix(folder_part("")))
+        and not _is_abandoned(info)
     ]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import re
 import threading
 import time
 import uuid
@@ -47,12 +48,14 @@ from rocket_sink.spark.backfill.resend import (
 )
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Selection, Source, marked
 from rocket_sink.spark.checks.session_settings import check_session, with_task_rate
+from rocket_sink.text import UUID
 
 _SAMPLE: Final = 10
 _PROGRESS_S: Final = 0.5
 _ORDER_WAIT_MS: Final = 10_000
 _QUERY: Final = "backfill-"
-"""Prefix of every backfill's query id, by which its open spool files are recognised."""
+"""Prefix of every backfill's query id; the rest is a UUID. An `appId` may have this prefix, too."""
+_QUERIES: Final = re.compile(_QUERY + UUID)
 _OTHERS_WAIT_S: Final = 20.0
 """Longest wait for the workers of a killed driver; they end soon after it."""
 
@@ -288,7 +291,7 @@ class Backfill:
         """Wait until the workers of a killed backfill have ended."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
-        while writers := open_files(place, place.filesystem(), query=_QUERY):
+        while writers := open_files(place, place.filesystem(), query=_QUERIES):
             if time.monotonic() > until_s:
                 raise LedgerError(
                     f"another backfill of the ledger {self.ledger.path} is at work: a worker still "
