@@ -30,7 +30,7 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     column of the plan, or has it twice."""
     columns = {name: _plain(_column(batch, source, plan)) for name, source in plan.sources}
     body = columns.pop("body")
-    topic = plan.topic or _all_text(columns.pop("topic"))
+    topic = plan.topic or _text(columns.pop("topic"))
     fields = {
         _FIELD_NAMES.get(name, name): _CASTS.get(name, _text)(array)
         for name, array in columns.items()
@@ -101,11 +101,7 @@ def _body(array: pa.Array) -> pa.Array:
 
 
 def _text(array: pa.Array) -> pa.Array:
-    return _narrow(_plain(array))
-
-
-def _all_text(array: pa.Array) -> pa.Array:
-    return array.cast(pa.string()) if pa.types.is_null(array.type) else _text(array)
+    return array.cast(pa.string()) if pa.types.is_null(array.type) else _narrow(_plain(array))
 
 
 def _narrow(array: pa.Array) -> pa.Array:

@@ -18,14 +18,6 @@ COUNT = 3000
 HOSTILE = "g\x1b[2J\x9b\u202e\nFORGED"
 
 
-def bad_frame(_):
-    return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"")
-
-
-def late_reply(_):
-    return reply_frame(HOSTILE)
-
-
 def foreign_check(number):
     half = StoredMessage(
         "orders", b"x", store_host=("127.0.0.1", 1), properties={"PGROUP": HOSTILE, "UNIQ_KEY": "1"}
@@ -48,7 +40,8 @@ def test_a_flood_from_a_broker_makes_few_clean_lines(cluster):
             producer.listen_for_checks("orders")
             producer.send(Message("orders", b"x"))
             broker = max(cluster.brokers, key=lambda one: len(one.store.messages("orders")))
-            for make in (bad_frame, foreign_check, late_reply):
+            bad_frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"")
+            for make in (lambda _: bad_frame, foreign_check, lambda _: reply_frame(HOSTILE)):
                 for number in range(COUNT):
                     broker.send_request(make(number))
             # The broker has one connection, so the end of the last kind is the end of all.

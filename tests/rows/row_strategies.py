@@ -121,10 +121,6 @@ def _integers(values, form):
     return pa.array(values, pa.int32() if small and form == "plain" else pa.int64())
 
 
-def _booleans(values, form):
-    return pa.array(values, pa.bool_())
-
-
 def _instants(values, form):
     unit = {"plain": "us", "large": "ns", "view": "ms", "dictionary": "us"}[form]
     scaled = pa.array(values, pa.int64()).cast(pa.timestamp("ms", "UTC"))
@@ -143,7 +139,7 @@ COLUMNS = {
     "delay_ms": (_rarely([-1], _one_of(None, None, 0, 5000)), _integers),
     "delivery_timestamp": (MILLIS, _instants),
     "flag": (_one_of(None, 0, 7, 7, 7, -1, 2**31 - 1, 2**31, -(2**31) - 1), _integers),
-    "wait_store": (st.none() | st.booleans(), _booleans),
+    "wait_store": (st.none() | st.booleans(), lambda values, _: pa.array(values, pa.bool_())),
     "message_id": (TEXTS, _texts),
     "queue_id": (_one_of(None, None, 0, 3, 3, 3, -1, 2**31), _integers),
     "broker_name": (TEXTS, _texts),

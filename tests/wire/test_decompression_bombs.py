@@ -83,11 +83,9 @@ def test_answers_that_are_kept_together_share_an_allowance(is_inner):
         decode_stored(answer, allowance=allowance)
 
 
-def _decode_answer(frame):
-    return decode_stored(frame.body)
-
-
-@pytest.mark.parametrize("read", [_decode_answer, decode_transaction_check])
+@pytest.mark.parametrize(
+    "read", [lambda frame: decode_stored(frame.body), decode_transaction_check]
+)
 def test_an_inner_batch_of_a_kilobyte(read):
     data, count = inner_bomb()
     assert len(data) < 1000 and count > 381_000

@@ -513,7 +513,8 @@ def commit(
                 ) from error
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, _reason(error)) from error
-            if _names(newer, files):
+            # File names are unique to one commit, so the first file tells whether it is in.
+            if files and any(uri.endswith(f"/{files[0].path}") for uri in newer.file_uris()):
                 break  # The answer to our own commit was lost, and delta-rs repeated the commit.
             last = last_version(place, newer, app_id) if app_id else None
             if last is not None and last >= version:
@@ -547,12 +548,6 @@ def write_version(
         # Run no hooks after the commit. If a hook failed, the commit would seem to have failed.
         post_commithook_properties=PostCommitHookProperties(False, False),
     )  # fmt: skip
-
-
-def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
-    """Return whether the table names the first file. File names are unique to one commit, so the
-    table then has the commit of all `files`."""
-    return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:

@@ -24,7 +24,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -136,18 +136,13 @@ def _parsed(info: fs.FileInfo) -> _Name:
     return _Name(query, epoch, parts[0], int(parts[-2]) if is_ours else 0)
 
 
-def open_files(
-    place: LedgerPath, filesystem: fs.FileSystem, *, query: re.Pattern[str]
-) -> list[fs.FileInfo]:
-    """Return the files that their owners still write, of queries whose whole id matches. The id has
-    only characters that `path_part` keeps."""
-    infos = (info for info in _files(place, filesystem) if info.extension == OPEN[1:])
-    return [
-        info
-        for info in infos
-        if query.fullmatch(_parsed(info).query.removeprefix(folder_part("")))
-        and not _is_abandoned(info)
-    ]
+def open_files(place: LedgerPath, queries: re.Pattern[str]) -> Iterator[fs.FileInfo]:
+    """Yield the files that their owners still write, of queries whose whole id matches. The ids
+    have only characters that `path_part` keeps."""
+    for info in _files(place, place.filesystem()):
+        query = _parsed(info).query.removeprefix(folder_part(""))
+        if info.extension == OPEN[1:] and queries.fullmatch(query) and not _is_abandoned(info):
+            yield info
 
 
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from rocket_sink.ledger.sql import Query, Scope, Scoped, with_full_id
-from rocket_sink.ledger.tune.replay import Attempts, Replayed, read_attempts, replay
+from rocket_sink.ledger.tune.replay import Attempts, read_attempts, replay
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES
 from rocket_sink.options import SinkOptions, find_option
 from rocket_sink.routing.fault import PROFILES, FaultProfile
@@ -198,7 +198,12 @@ def tune(
         return Tuning(path, scope, len(attempts), None, None, limited=False)
     candidates: list[Candidate] = []
     for name, profile in profiles().items():
-        candidates.append(_candidate(name, profile, replay(attempts, profile)))
+        result = replay(attempts, profile)
+        candidates.append(Candidate(
+            name, profile.table if profile else "", result.isolations, result.isolated_s,
+            result.moved, result.percentile(0.5), result.percentile(0.99),
+            result.percentile(0.999), result.percentile(1.0),
+        ))  # fmt: skip
         progress(len(candidates))
     best, suspicion = _best(candidates), suspicions(attempts)
     least = next((row for row in suspicion if row.late_share <= _LATE_SHARE), suspicion[-1])
@@ -260,16 +265,6 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
             )
         )
     return figures
-
-
-def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Candidate:
-    return Candidate(
-        name,
-        profile.table if profile else "",
-        result.isolations, result.isolated_s, result.moved,
-        result.percentile(0.5), result.percentile(0.99), result.percentile(0.999),
-        result.percentile(1.0),
-    )  # fmt: skip
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:

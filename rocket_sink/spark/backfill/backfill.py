@@ -291,11 +291,11 @@ class Backfill:
         """Wait until the workers of a killed backfill have ended."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
-        while writers := open_files(place, place.filesystem(), query=_QUERIES):
+        while writer := next(open_files(place, _QUERIES), None):
             if time.monotonic() > until_s:
                 raise LedgerError(
                     f"another backfill of the ledger {self.ledger.path} is at work: a worker still "
-                    f"writes {writers[0].path}, although its driver is gone. Stop it",
+                    f"writes {writer.path}, although its driver is gone. Stop it",
                     path=self.ledger.path,
                 )
             time.sleep(0.2)

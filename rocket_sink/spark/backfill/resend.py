@@ -281,8 +281,7 @@ class Resender:
         ids: dict[tuple[str, bool], dict[str, IsCopy]] = {}
         options, stored_ids = self.options, set[str]()
         names = ("topic", "message_id", "unknown_at", *DELAY_COLUMNS)
-        present = [name for name in names if name in letters.schema.names]
-        rows = letters.select(present).to_pylist()
+        rows = letters.select([n for n in names if n in letters.schema.names]).to_pylist()
         for letter, content in zip(rows, self._contents_of(letters), strict=True):
             if content is None or hash(content) in self._contents:
                 continue

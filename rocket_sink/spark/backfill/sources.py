@@ -198,9 +198,10 @@ class Table:
         kept = [name for name in SENT_COLUMNS if name in columns]
         # Rows that were read from a topic (`dlq export`): messages with their ids exist.
         was_stored = "offset_message_id" in self.frame.columns
+        query_id = f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
         letters = numbered.select(
             "letter_id", place.alias("_place"), *(columns[name].alias(name) for name in kept),
-            F.lit(None).cast("string").alias("reason"), F.lit(self._query_id).alias("query_id"),
+            F.lit(None).cast("string").alias("reason"), F.lit(query_id).alias("query_id"),
             F.lit(was_stored).alias("was_stored"),
         )  # fmt: skip
         if not ledger.exists(spark):
@@ -280,10 +281,6 @@ class Table:
                 column="event_time",
             )
         return _met(selection, F.col("event_time"))
-
-    @property
-    def _query_id(self) -> str:
-        return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
         """Add the columns `letter_id` and `_row`, the row's number in this read."""

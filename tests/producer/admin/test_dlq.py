@@ -142,8 +142,7 @@ def test_running_twice_sends_once(cluster, run):
     cluster.brokers[0].store.append(original)
     give_up(cluster, 1)
     give_up(cluster, 2, UNIQ_KEY="")
-    reports = [run(), run()]
-    resent = [(report.resent, report.already) for report in reports]
+    resent = [(report.resent, report.already) for report in (run(), run())]
     assert resent == [(2, 0), (0, 2)], "the original is no resend"
     assert run(again=True).resent == 2
     assert len(cluster.messages("orders")) == 5

@@ -101,9 +101,7 @@ def test_c73_transactions_end_in_five_ways(real, topic):
             return None
         return ROLLBACK if way == "late-rollback" else COMMIT
 
-    def execute(message, arg):
-        return {"commit": COMMIT, "rollback": ROLLBACK}.get(arg)
-
+    states = {"commit": COMMIT, "rollback": ROLLBACK}
     options = {**real.client_options(), "producerGroup": "tx-group"}
     with Producer(**options) as sender, Producer(**options, transaction_listener=listen) as hears:
         hears.listen_for_checks(topic)
@@ -111,7 +109,9 @@ def test_c73_transactions_end_in_five_ways(real, topic):
         for number in range(10):
             way = ways[number % 5]
             message = Message(topic, f"{way} {number}".encode(), keys=[f"k{number}"])
-            results[number] = sender.send_in_transaction(message, execute, way)
+            results[number] = sender.send_in_transaction(
+                message, lambda _, arg: states.get(arg), way
+            )
         sender.close()  # From here on the listener's process is the only one of the group.
         kept = {n for n in results if "rollback" not in ways[n % 5]}
         until(lambda: len(stored(real, topic)) == len(kept), 60.0)

@@ -59,10 +59,6 @@ def test_further_attempts_do_not_count(cluster, make_engine):
 # --- busy brokers ------------------------------------------------------------------------------
 
 
-def _home(cluster, number=0):
-    return MessageQueue("orders", cluster.brokers[0].name, number)
-
-
 def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, make_engine):
     engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s",
                          retryTimesWhenSendFailed=100)  # fmt: skip
@@ -73,7 +69,8 @@ def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, mak
     excess = 0
     for number in range(300):
         before = inside.in_flight
-        engine.submit(request(number, queue=_home(cluster, number % 4)))
+        home = MessageQueue("orders", cluster.brokers[0].name, number % 4)
+        engine.submit(request(number, queue=home))
         if inside.window is not None and inside.in_flight > before:
             excess += inside.in_flight > int(inside.window.limit)
     done = engine.drain()

@@ -144,10 +144,8 @@ def test_two_at_once_are_refused(work, monkeypatch, tmp_path):
             work(more={"wait_s": 0.3, "on_wait": waited.append}).__enter__()
         assert waited and str(os.getpid()) in waited[0]
         assert work().plan() == Plan(), "a plan alone sends nothing"
-    query = f"backfill-{uuid.uuid4()}"
-    other, of_user = (
-        SpoolWriter(tmp_path, context(query_id=name)) for name in (query, "backfill-x")
-    )
+    other = SpoolWriter(tmp_path, context(query_id=f"backfill-{uuid.uuid4()}"))
+    of_user = SpoolWriter(tmp_path, context(query_id="backfill-x"))
     for spool in (other, of_user):
         spool.append(resolved({"letter_id": ["l"]}, "resent"))
     with monkeypatch.context() as patch, pytest.raises(LedgerError, match=r"backfill.*at work"):

@@ -466,27 +466,19 @@ def test_a_task_lists_its_first_failures_with_the_topic_to_send_to(bed, monkeypa
     ("given", "kept"),
     [
         # Failures are counted and not raised.
-        (
-            {"onInvalid": "fail", "maxFailures": 3},
-            {"max_failures": "", "on_invalid": "dead_letter"},
-        ),
-        (
-            {"columns": "body=payload", "bodyFormat": "json", "orderBy": "x", "nameServer": "a:1"},
-            {"columns": (), "body_format": "column", "order_by": "", "name_servers": ("a:1",)},
-        ),
-        (
-            {"orderWaitMs": "90s", "strictColumns": True},
-            {"order_wait_ms": 90_000, "strict_columns": False},
-        ),
+        ({"onInvalid": "fail", "maxFailures": 3},
+         {"max_failures": "", "on_invalid": "dead_letter"}),
+        ({"columns": "body=payload", "bodyFormat": "json", "orderBy": "x", "nameServer": "a:1"},
+         {"columns": (), "body_format": "column", "order_by": "", "name_servers": ("a:1",)}),
+        ({"orderWaitMs": "90s", "strictColumns": True},
+         {"order_wait_ms": 90_000, "strict_columns": False}),
         ({}, {"order_wait_ms": 10_000, "ledger_retention_ms": (("body", 0),)}),
         ({"delivery": "transactional", "ledger": "/l"}, {"delivery": "at_least_once"}),
         ({"delivery": "effectively_once"}, {"delivery": "effectively_once"}),
-        (
-            {"accessKey": "a", "secretKey": "s", "tlsMode": "insecure", "faultTable": "1:3,2:4"},
-            {"secret_key": Secret("s"), "fault_table": "1:3,2:4"},
-        ),
+        ({"accessKey": "a", "secretKey": "s", "tlsMode": "insecure", "faultTable": "1:3,2:4"},
+         {"secret_key": Secret("s"), "fault_table": "1:3,2:4"}),
     ],
-)
+)  # fmt: skip
 def test_which_options_a_backfill_keeps(given, kept):
     reduced = backfill_options(SinkOptions.parse(given))
     assert {name: getattr(reduced, name) for name in kept} == kept
