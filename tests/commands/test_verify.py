@@ -100,10 +100,7 @@ def test_rows_of_one_query_and_of_attempts_that_do_not_count(cluster, tmp_path):
     assert (sums["acknowledged"], sums["twice"]) == (2 * ROWS, ROWS)
 
 
-def compared(
-    path, first, ids, copies = None,
-    query_id = None,
-):  # fmt: skip
+def compared(path, first, ids, copies=None, query_id=None):
     """Compare a queue that has these ids by offset, and begins at the offset `first`. `copies` says
     of hidden copies whether they wait."""
     quick = quick_ledger(path)
@@ -176,10 +173,11 @@ def test_copies_of_other_messages_are_no_copies_of_a_querys(tmp_path):
     """Of the messages, 42 to 48 are acknowledged, and 42 is there again. Query `q` has none."""
     ctx = context()
     rows = [sends_of("A" * 32), accounts(ctx, acked=7), confirmed(ctx, 7),
-            letter(ctx, message_id="E" * 32), accounts(context(query_id="q"), acked=0)]  # fmt: skip
+            *(letter(ctx, message_id=text) for text in ("E" * 32, "the order of March, 1")),
+            accounts(context(query_id="q"), acked=0)]  # fmt: skip
     path = Path(store(tmp_path, in_order(rows, 1 << 32)))
     ids = {42: "A" * 32, **{place: f"{place}" for place in range(43, 49)}, 49: "A" * 32}
-    ids |= {50: "F" * 32, 51: "F" * 32, 52: "E" * 32, 53: "E" * 32}
+    ids |= {50: "F" * 32, 51: "the order of March, 2", 52: "E" * 32, 53: "E" * 32}
     result = {"acknowledged": 7, "found": 7, "twice": 1, "foreign": 2, "unacknowledged": 2}
     assert figures_of(compared(path, 0, ids)) == result
     assert figures_of(compared(path, 0, ids, query_id="query")) == result

@@ -176,8 +176,7 @@ class StoredPlaces:
             self._session.execute(statement)
 
     def _rows(self, select: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._session.sql(select).to_arrow_table().to_pylist()
-        return rows
+        return list(self._session.sql(select).to_arrow_table().to_pylist())
 
 
 def _requests(topic: str, query_id: str | None) -> str:
@@ -225,14 +224,17 @@ _MATCHES: Final = """CREATE TEMP TABLE requests AS
         bool_or(broker IN (SELECT broker FROM begins WHERE least > 0)) AS is_deleted
     FROM (SELECT unnest(string_split(ids, chr(2))) AS id, * FROM sent WHERE is_timed) i
     GROUP BY id;
+    CREATE MACRO head(id) AS if(regexp_full_match(id, '[0-9A-F]{32}'), left(id, 20), id);
     CREATE TEMP TABLE heads AS
-    SELECT head, bool_or(is_wanted) AS is_wanted FROM (
-        SELECT left(unnest(string_split(ids, chr(2))), 20) AS head, is_wanted FROM known
-    ) i GROUP BY head"""
+    SELECT head(id) AS head, bool_or(is_wanted) AS is_wanted FROM (
+        SELECT unnest(string_split(ids, chr(2))) AS id, is_wanted FROM known
+    ) i GROUP BY ALL"""
 """Stored messages with the request that covers their place; `number` is null if none does. `timed`
 has the ids by which messages without a place are recognised, and whether retention has deleted
-messages of the topic at their broker. `heads` has the beginnings of all ids of the ledger: the ids
-of one batch of a task may share the first 20 hex digits (`task.message_ids`)."""
+messages of the topic at their broker. `heads` has the beginnings of the ledger's ids: of a batch
+the ledger has the first id only, and the ids that a task makes for a batch may share the first 20
+of their 32 hex digits (`task.message_ids`). Ids of another form are whole: a user's ids may begin
+alike."""
 _ABSENT: Final = """CREATE TEMP TABLE absent AS
     SELECT t.id, wanted - coalesce(copies, 0) AS n, is_deleted FROM timed t LEFT JOIN (
         SELECT id, count(*) AS copies FROM matches WHERE number IS NULL GROUP BY id
@@ -273,7 +275,7 @@ _KINDS: Final = """(
         WHERE number IS NOT NULL AND id <> '' GROUP BY id
     ) p ON u.id = p.id
     LEFT JOIN timed t ON t.id = u.id
-    LEFT JOIN heads k ON k.head = left(u.id, 20)
+    LEFT JOIN heads k ON k.head = head(u.id)
 ) o"""
 """The messages at no request's place, by what they are: `timed` messages and those of an `other
 query` are no fault."""
