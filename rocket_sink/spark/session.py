@@ -68,7 +68,8 @@ def build_session(
         packages: further Maven coordinates besides Delta's.
 
     Raises:
-        ConfigurationError: no Java 17 or later, or a Delta that does not fit this Spark.
+        ConfigurationError: no Java 17 or later, or a Delta that does not fit this Spark; or a
+            master or packages with SPARK_REMOTE.
     """
     prepare_environment()
     from pyspark.sql import SparkSession
@@ -78,6 +79,11 @@ def build_session(
         return active
     builder = SparkSession.builder.appName(app_name)
     if "SPARK_REMOTE" in os.environ:
+        if master is not None or packages:
+            raise ConfigurationError(
+                "SPARK_REMOTE names a server, which has its own master and packages: give neither, "
+                "or unset SPARK_REMOTE"
+            )
         return builder.config(map=dict(conf or {})).getOrCreate()
     if master is not None:
         builder = builder.master(master)
@@ -91,8 +97,7 @@ def build_session(
         settings["spark.driver.defaultJavaOptions"] = (
             f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
         )
-    for name, value in {**settings, **dict(conf or {})}.items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**settings, **dict(conf or {})})
     builder = _with_delta(builder, packages)
     if _java_is_needed():
         _add_jars(builder)

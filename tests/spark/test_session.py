@@ -133,7 +133,7 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(environ, monkeypatch):
         ({"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"}, {}, None, ""),
         ({"PYSPARK_GATEWAY_PORT": "1"}, {"log_level": "WARN"}, "local[*]", "log4j2 jars"),
         ({"PYSPARK_GATEWAY_PORT": "2"}, {}, None, "log4j2 jars delta"),
-        ({"SPARK_REMOTE": "sc://h"}, {"master": "m"}, None, "connect"),
+        ({"SPARK_REMOTE": "sc://h"}, {}, None, "connect"),
     ],
 )  # fmt: skip
 def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, master, lacks):
@@ -153,11 +153,15 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
         monkeypatch.setattr(owner, name, stand_in)
     conf = {"spark.ui.enabled": "true"} if names else None
     packages = ("org.example:some:1",)
+    if lacks == "connect":
+        assert session.build_session(conf=conf) is spark
+        assert seen[0]["_options"] == {"spark.app.name": "rocket-sink", **(conf or {})}
+        for more in ({"master": "m"}, {"packages": packages}):
+            with pytest.raises(ConfigurationError, match="SPARK_REMOTE names a server, which has"):
+                session.build_session(**more)
+        return
     assert session.build_session(conf=conf, packages=packages, **arguments) is spark
     options = seen[0]["_options"]
-    if lacks == "connect":
-        assert options == {"spark.app.name": "rocket-sink", **(conf or {})}
-        return
     assert (options.get("spark.master"), options["spark.ui.enabled"]) == (
         master, "true" if names else "false",
     )  # fmt: skip
