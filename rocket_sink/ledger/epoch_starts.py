@@ -231,30 +231,24 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int, delivery: str) -> 
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
     Raise LedgerError if the folder cannot be read or written: without an answer, rows that were
     sent before would not count as possible duplicates."""
-    where = NoteStore(place, _EPOCHS).where(folder_part(query_id))
-    with failing(f"cannot tell from {where} whether the epoch {epoch} was begun before", where):
-        last = last_begun(place, query_id)
-        if last < epoch:
-            note = {"name": query_id, "epoch": epoch, "delivery": delivery}
-            _write_epoch_note(place, query_id, note)
+    last = last_begun(place, query_id)
+    if last < epoch:
+        _write_epoch_note(place, query_id, {"epoch": epoch, "delivery": delivery})
     return last >= epoch
 
 
 def last_begun(place: LedgerPath, query_id: str) -> int:
     """Return the last epoch that `begin_epoch` has noted; -1 if there is none, or if the note tells
-    nothing. Raise LedgerError or OSError if the folder cannot be read."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return int(_epoch_note(place, query_id)["epoch"])
-    return -1
+    nothing. Raise LedgerError if the folder cannot be read."""
+    return int(_epoch_note(place, query_id).get("epoch", -1))
 
 
 def note_refused_frame(place: LedgerPath, query_id: str, epoch: int) -> None:
     """Note that a second frame of the epoch was refused. The ledger may have the epoch's first
-    frame, so the ledger's transaction does not prove that it has all rows of the epoch."""
-    with contextlib.suppress(OSError, LedgerError, ValueError, TypeError):
-        # The refusal itself follows.
-        note = {**(_epoch_note(place, query_id) or {}), "name": query_id, "epoch": epoch}
-        _write_epoch_note(place, query_id, {**note, "is_frame_refused": True})
+    frame, so the ledger's transaction does not prove that it has all rows of the epoch. Raise
+    LedgerError if the folder cannot be read or written."""
+    note = _epoch_note(place, query_id)
+    _write_epoch_note(place, query_id, {**note, "epoch": epoch, "is_frame_refused": True})
 
 
 def check_whole(
@@ -266,11 +260,12 @@ def check_whole(
     - It was begun with another `delivery`, so its rows had other ids, or were half messages.
     - The ledger holds the epoch, but a frame of it was refused. Delta would skip the epoch,
       although the query may now write the rows of all frames in one frame. Forget the refusal if
-      the ledger does not hold the epoch, because all of it is sent again."""
-    note = None
-    with contextlib.suppress(OSError, LedgerError, ValueError, KeyError, TypeError):
-        note = _epoch_note(place, query_id)
-    if not isinstance(note, dict) or note.get("epoch") != epoch:
+      the ledger does not hold the epoch, because all of it is sent again.
+
+    Raise LedgerError if the folder cannot be read. A ledger that has no files beside its table has
+    no notes, either."""
+    note = {} if place.problem else _epoch_note(place, query_id)
+    if note.get("epoch") != epoch:
         return
     is_sent = is_held and note.get("delivery") != "transactional"
     if not is_sent:
@@ -300,16 +295,23 @@ def _check_delivery(note: Mapping[str, Any], what: str, delivery: str) -> None:
         )
 
 
-def _epoch_note(place: LedgerPath, query_id: str) -> Any:
-    note = NoteStore(place, _EPOCHS).read(folder_part(query_id))
-    if note is not None:
-        _check_name(place, query_id, note["name"])
+def _epoch_note(place: LedgerPath, query_id: str) -> dict[str, Any]:
+    """Return the note of the epoch that has begun last; empty if there is none, or if it is
+    damaged."""
+    store, name, note = NoteStore(place, _EPOCHS), folder_part(query_id), None
+    before = f"cannot tell from {store.where(name)} whether an epoch was begun before"
+    with failing(before, store.where(name)), contextlib.suppress(ValueError):
+        note = store.read(name)
+    if not (isinstance(note, dict) and "name" in note and isinstance(note.get("epoch"), int)):
+        return {}
+    _check_name(place, query_id, note["name"])
     return note
 
 
 def _write_epoch_note(place: LedgerPath, query_id: str, note: Mapping[str, Any]) -> None:
-    """Write the note of the epoch that has begun last."""
-    NoteStore(place, _EPOCHS).write(folder_part(query_id), note)
+    store, name = NoteStore(place, _EPOCHS), folder_part(query_id)
+    with failing(f"cannot write {store.where(name)}", store.where(name)):
+        store.write(name, {"name": query_id, **note})
 
 
 def _check_name(place: LedgerPath, name: str, named: str) -> None:

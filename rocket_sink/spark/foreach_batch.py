@@ -40,7 +40,7 @@ from rocket_sink.ledger.epoch_starts import (
     note_refused_frame,
 )
 from rocket_sink.ledger.lock import ledger_lock
-from rocket_sink.ledger.path import LedgerPath, first_line, path_part, resolve_path
+from rocket_sink.ledger.path import LedgerPath, failing, first_line, path_part, resolve_path
 from rocket_sink.ledger.query.pending_keys import release, withdraw
 from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
 from rocket_sink.ledger.schema import EPOCH, SEQUENCE, ledger_ddl
@@ -486,9 +486,7 @@ def _once_a_run(start: _Start, query: str, epoch: int, frame: DataFrame) -> Iter
         if not is_refused:
             _written[key] = own
     if is_refused:
-        if last is not None and epoch == last.epoch:
-            note_refused_frame(start.place, query, epoch)
-        raise ConfigurationError(
+        refusal = ConfigurationError(
             f"another write_batch has written the epoch {epoch}, or a later one, of the query "
             f"{query} to the ledger {start.place}, or has failed with another frame of it. The "
             "ledger takes one frame for the whole epoch, and would skip the other when the epoch "
@@ -496,6 +494,11 @@ def _once_a_run(start: _Start, query: str, epoch: int, frame: DataFrame) -> Iter
             "its own, or write one frame with the rows of all and a column topic under a new "
             "appId, which sends the epoch again"
         )
+        if last is not None and epoch == last.epoch:
+            place = start.place
+            with failing(f"{refusal}. No later run knows this", place.uri, "", (LedgerError,)):
+                note_refused_frame(place, query, epoch)
+        raise refusal
     try:
         yield
     except BaseException:

@@ -52,9 +52,11 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_none(tmp_path, place):
     note = tmp_path / "_notes" / "epochs" / "q-q.json"
     note.write_text("{")
     assert not begin_epoch(place, "q", 5, ONCE)
-    for begin, again, kind in ((begin_epoch, 5, "epochs"), (begin_write, "w", "writes")):
+    is_whole = functools.partial(check_whole, is_held=True)
+    begins = (begin_epoch, 5, "epochs"), (is_whole, 5, "epochs"), (begin_write, "w", "writes")
+    for begin, again, kind in begins:
         note = tmp_path / "_notes" / kind / "q-unread.json"
-        note.mkdir(parents=True)
+        note.mkdir(parents=True, exist_ok=True)
         with refusal(note, f"cannot tell from {note} whether .*: "):
             begin(place, "unread", again, ONCE)
 
@@ -147,6 +149,8 @@ def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
 def test_a_refused_frame_keeps_its_epoch_from_being_skipped(place):
     begin_epoch(place, "q", 5, ONCE)
     check_whole(place, "q", 5, ONCE, is_held=True)
+    note = Path(place.root) / "_notes" / "epochs" / "q-q.json"
+    note.write_text("{")
     note_refused_frame(place, "q", 5)
     check_whole(place, "q", 4, ONCE, is_held=True)
     with pytest.raises(CheckpointError, match="has one frame of the epoch 5 of the q") as refused:

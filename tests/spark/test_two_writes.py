@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
 from rocket_sink import RocketSink
-from rocket_sink.errors import CheckpointError, ConfigurationError
+from rocket_sink.errors import CheckpointError, ConfigurationError, LedgerError
 from rocket_sink.ledger.epoch_starts import begin_epoch, check_whole, note_refused_frame
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
@@ -133,6 +134,9 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path):
             raise KeyError
         with pytest.raises(CheckpointError, match="has one frame of the epoch 0"):
             check_whole(place, query, 0, "at_least_once", is_held=True)
+    failing = patch.object(foreach_batch, "note_refused_frame", side_effect=LedgerError("full"))
+    with failing, pytest.raises(LedgerError, match=r"a new appId.* No later run knows this: full"):
+        write(frame=object())
     with pytest.raises(ConfigurationError, match="failed with another frame"):
         write(frame=object())
     write()  # A write that failed is tried again.
@@ -177,13 +181,11 @@ def test_the_name_of_the_query_that_writes(monkeypatch, is_classic, app_id, ledg
 
 @pytest.mark.parametrize(
     ("begun", "delivery", "is_held", "is_refused"),
-    [
-        ("at_least_once", "effectively_once", False, True),
-        ("at_least_once", "effectively_once", True, False),
-        ("transactional", "at_least_once", True, True),
-        ("transactional", "transactional", True, False),
-    ],
-)
+    [("at_least_once", "effectively_once", False, True),
+     ("at_least_once", "effectively_once", True, False),
+     ("transactional", "at_least_once", True, True),
+     ("transactional", "transactional", True, False)],
+)  # fmt: skip
 def test_an_epoch_goes_on_with_the_delivery_of_its_begin(
     begun, delivery, is_held, is_refused, tmp_path
 ):
