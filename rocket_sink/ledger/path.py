@@ -268,26 +268,27 @@ def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
 def _path_of(uri: str) -> str:
     if not uri.startswith("file://"):
         return uri.removeprefix("file:")
-    if "#" in uri or "?" in uri:
+    host, slash, path = uri.removeprefix("file://").partition("/")
+    if "#" in uri or "?" in uri or host not in ("", "localhost"):
         raise LedgerError(
-            f"in the ledger's URI {uri} everything behind # or ? is no part of the path; give the "
-            "path without file://, or write %23 for # and %3F for ?",
+            f"in the ledger's URI {uri} everything behind # or ?, and a host before the path, is "
+            "no part of the path; give the path without file://, or write file:///, %23 for # and "
+            "%3F for ?",
             path=uri,
         )
-    _, slash, path = uri.removeprefix("file://").partition("/")
     return unquote(slash + path)
 
 
 def _local(path: str) -> LedgerPath:
     # Python keeps `//` at the start. In a URI the first folder would then be the host.
-    root = re.sub("^//", "/", str(Path(path).absolute()))
+    root = os.path.normpath(re.sub("^//", "/", str(Path(path).absolute())))
     if root != root.rstrip():
         raise LedgerError(
             f"the name of the ledger's folder {root!a} ends in white space, which rocket-sink "
             "cuts off options; rename the folder",
             path=root,
         )
-    return LedgerPath(f"file:{root}", os.path.normpath(root), is_local=True)
+    return LedgerPath(f"file:{root}", root, is_local=True)
 
 
 def _scheme(uri: str) -> str:

@@ -27,7 +27,7 @@ def test_a_local_path_that_is_resolved_again_names_the_same_folder(tmp_path, nam
     [
         ("x/y", "{cwd}/x/y"), ("/a/b/", "/a/b"), ("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"),
         (" /a/b \n", "/a/b"), ("//host/ledger", "/host/ledger"),
-        ("file:///a%20b%23", "/a b#"), ("file://localhost/a%20b", "/a b"),
+        ("file:///a%20b%23", "/a b#"), ("file://localhost/a%20b", "/a b"), ("/a/../b/", "/b"),
         # Spark names paths in Hadoop's form, which escapes nothing.
         ("file:/a%20b", "/a%20b"),
     ],
@@ -43,6 +43,7 @@ def test_a_local_path_names_one_folder(path, root):
     [
         (" ", "empty"), ("/a/b /", "white space"), ("file:///ledger#1", "no part of the path"),
         ("file:///ledger?1", "no part of the path"), ("c.s.t", "is the name of a table"),
+        ("file://data/ledger", "a host before the path, is no part"),
     ],
 )  # fmt: skip
 def test_a_path_that_others_read_differently_is_refused(path, why):
