@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from rocket_sink.errors import ConfigurationError, LedgerError
-from rocket_sink.ledger.storage import Properties, is_classic, open_store, properties_for
+from rocket_sink.ledger.storage import Properties, host_of, is_classic, open_store, properties_for
 from rocket_sink.private_file import rights
 
 if TYPE_CHECKING:
@@ -99,10 +99,13 @@ class LedgerPath:
     @property
     def driver_folder(self) -> LedgerPath:
         """Folder on the driver's host, below `$XDG_STATE_HOME`, for rows that Spark brought to the
-        driver. The folder is for this host and user; only its spool is used."""
+        driver. The folder is for this host and user; only its spool is used. It has a folder for
+        each host of a store, because two stores may have a ledger of one URI."""
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        name = hashlib.sha256(self.uri.encode()).hexdigest()[:16]
-        root = Path(state).expanduser() / "rocket-sink" / "ledgers" / name
+        uri = f"{_scheme(self.uri)}:{self.uri.partition(':')[2]}"
+        name = hashlib.sha256(uri.encode()).hexdigest()[:16]
+        host = folder_part(host_of(uri, self.storage))
+        root = Path(state).expanduser() / "rocket-sink" / "ledgers" / name / host
         return LedgerPath(self.uri, str(root), is_local=True)
 
     @property

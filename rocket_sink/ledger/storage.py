@@ -177,14 +177,25 @@ def _s3_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
             "others; unset it, or set fs.s3a.session.token",
             path=uri,
         )
-    endpoint = os.environ.get(_ENDPOINT_S3) or os.environ.get(_ENDPOINT, "")
-    if "endpoint_override" in arguments:
-        endpoint = f"{arguments['scheme']}://{arguments['endpoint_override']}"
-    if endpoint:
+    if endpoint := _s3_endpoint(arguments):
         # Set both variables: delta-rs prefers the one for S3, and the environment may have it.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
     return {**options, "AWS_CONDITIONAL_PUT": "etag"}
+
+
+def host_of(uri: str, properties: Mapping[str, Secret]) -> str:
+    """Return host and port of a store with S3's API; empty for Amazon's own S3, and for a store of
+    another scheme, whose URI names the host or an account."""
+    endpoint = _s3_endpoint(_s3_arguments(urlsplit(uri).netloc, properties)) if is_s3(uri) else ""
+    return endpoint.rpartition("://")[2].rstrip("/").lower()
+
+
+def _s3_endpoint(arguments: Mapping[str, Any]) -> str:
+    """Return the URL of the store, from pyarrow's arguments or from the environment."""
+    if "endpoint_override" in arguments:
+        return f"{arguments['scheme']}://{arguments['endpoint_override']}"
+    return os.environ.get(_ENDPOINT_S3) or os.environ.get(_ENDPOINT, "")
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.errors import AnalysisException
@@ -240,6 +240,12 @@ class _Writer:
     """The batch write with a `batchId`."""
     again: bool = False
     """Whether an earlier write under this name did not succeed."""
+    place: LedgerPath = field(init=False)
+    """The ledger, if there is one, with the store's address: processes that commit lack it."""
+
+    def __post_init__(self) -> None:
+        if self.options.ledger:
+            self.place = resolve_path(self.options.ledger)
 
     def _send(self, batches: Iterable[pa.RecordBatch]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
@@ -298,9 +304,8 @@ class _Writer:
         return sums
 
     def _ledger(self) -> LedgerPath:
-        if self.token is not None:
-            self.token.use()
-        return resolve_path(self.options.ledger)
+        remember(self.place.storage, self.place.uri)
+        return self.place
 
     def _keep_handed(self, messages: Sequence[Any]) -> None:
         """Write the ledger rows that came in the messages to the spool."""

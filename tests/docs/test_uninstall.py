@@ -15,6 +15,6 @@ def test_the_page_names_each_folder_in_the_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     spool = LedgerPath("s3://bucket/ledger", "bucket/ledger", is_local=False).driver_folder
     text = PAGE.read_text(encoding="utf-8").replace("~", "/home/me")
-    for folder in (cache_folder(), default_home().parent, Path(spool.root).parents[1]):
+    for folder in (cache_folder(), default_home().parent, Path(spool.root).parents[2]):
         assert f"`{folder}`" in text
     assert f"`{CACHE_ENV}`" in text

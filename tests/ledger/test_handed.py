@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from pyspark.accumulators import Accumulator, _accumulatorRegistry
 
 from rocket_sink.errors import ConfigurationError, DamagedSpoolError, LedgerError, OptionError
 from rocket_sink.ledger import storage
+from rocket_sink.ledger.driver.fold import spools_in_use
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import remember
 from rocket_sink.ledger.token import LedgerToken, may_hand_over
@@ -27,7 +29,8 @@ from rocket_sink.ledger.transport.stream import BatchWriter
 from rocket_sink.ledger.transport.transport import RowsForCaller, transport_of
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark import datasource
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 
@@ -43,8 +46,7 @@ def rows_of(*batches):
     memory = RowsInMemory(context())
     for batch in batches:
         memory.append(batch)
-    rows = memory.finish()
-    return pickle.loads(pickle.dumps(rows))
+    return pickle.loads(pickle.dumps(memory.finish()))
 
 
 def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path, place):
@@ -129,6 +131,19 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(absent_store, tmp_p
     assert place.driver_folder.root.startswith(f"{tmp_path}/state/rocket-sink/ledgers/")
     assert f"The rows wait in {place.driver_folder.spool}" in caplog.text
     assert place.driver_folder.uri == absent_store
+
+
+def test_stores_with_ledgers_of_one_uri_have_a_folder_each(absent_store, monkeypatch, caplog):
+    """A process that commits for `format("rocketmq")` has no session, and unpickles the writer."""
+    options = SinkOptions.parse(nameServer="-:1", ledger=absent_store)
+    writer, own = pickle.dumps(datasource.BatchWriter(options, ColumnPlan(()))), options.ledger
+    folder = resolve_path(own).driver_folder
+    monkeypatch.setattr(storage, "_remembered", {})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://staging:9000")
+    other = replace(resolve_path(own.replace("s3a", "s3")), problem="only Spark reaches it")
+    spool_handed(pickle.loads(writer)._ledger(), [rows_of(sends(context()))], in_store=False)
+    assert len(kept(folder)) == 1 and spools_in_use(other) == []
+    assert f"wait in {folder.spool}, written by a process that" in caplog.text
 
 
 def test_foreach_rows_wait_for_no_store(absent_store, caplog):

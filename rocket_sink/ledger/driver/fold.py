@@ -51,7 +51,7 @@ from rocket_sink.ledger.append.table import (
 )
 from rocket_sink.ledger.lock import LedgerLock, ledger_lock
 from rocket_sink.ledger.notes import NoteStore, remove_file
-from rocket_sink.ledger.path import LedgerPath, failing, first_line, resolve_path
+from rocket_sink.ledger.path import SPOOL, LedgerPath, failing, first_line, resolve_path
 from rocket_sink.ledger.query.pending_keys import release
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.storage import is_classic
@@ -239,8 +239,21 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
     for spool in place.spools:
         if spool.is_local:
             check_folder(Path(spool.spool))
+    _warn_of_other_hosts(place)
     there = fs.FileType.Directory
     return [s for s in place.spools if s.filesystem().get_file_info(s.spool).type == there]
+
+
+def _warn_of_other_hosts(place: LedgerPath) -> None:
+    """Warn of rows that wait for a ledger of this URI on another host. The host may be this store's
+    by another name, or may not have been known to the process that wrote the rows."""
+    own = Path(place.driver_folder.spool)
+    for spool in own.parent.parent.glob(f"*/{SPOOL}"):
+        if spool != own and any(spool.glob(f"q-*/*/*{SEALED}")):
+            _LOG.warning(
+                "rows of %s wait in %s, written by a process that reached the store at another "
+                "address; if the store is the same, move the content to %s", place, spool, own,
+            )  # fmt: skip
 
 
 class _Folder:
