@@ -574,27 +574,6 @@ def test_the_rows_that_a_commit_has_added(place, stats, rows):
         delta_rs.added_rows(place, "token", 4, 6)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    "change",
-    [
-        "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
-        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
-        "ADD CONSTRAINT positive CHECK (epoch >= 0)",
-    ],
-)
-def test_tables_with_further_features_are_sparks(spark, place, caplog, change):
-    assert delta_rs.open_table(place) is not None
-    spark.sql(f"ALTER TABLE delta.`{place.uri}` {change}")
-    assert delta_rs.open_table(place) is None
-    by_delta_rs(place, "q", 0, spark)
-    by_delta_rs(place, "q", 0, spark)
-    assert rows_in(place, spark) == {("q", 0): ROWS}
-    # The driver warns once, because another driver could overwrite a commit from now on.
-    assert caplog.text.count("only this driver may append") == 1
-    assert "somebody has altered the table" in caplog.text
-
-
 def test_a_delta_rs_that_drops_transactions_commits_nothing(place, monkeypatch):
     import deltalake
 

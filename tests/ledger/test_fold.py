@@ -377,15 +377,6 @@ def test_a_commit_with_other_rows_than_the_files_deletes_no_file(tmp_path, monke
         assert Path(path).exists()
 
 
-def test_tasks_that_make_no_rows_delete_no_file(tmp_path, monkeypatch):
-    path = spool(str(tmp_path), 0)
-    monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
-    monkeypatch.setattr(fold_module, "_read_file", lambda sequence, file, filesystem: iter(()))
-    with pytest.raises(LedgerError, match="its log does not show the commit"):
-        fold(SPARK, str(tmp_path))
-    assert Path(path).exists()
-
-
 def test_lost_files_of_a_begun_fold_are_an_error(tables):
     path = spool(str(tables), 9600)
     with pytest.raises(Killed):

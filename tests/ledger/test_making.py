@@ -93,20 +93,6 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
         assert len(changes) == by_spark
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("by_spark")
-def test_a_ledger_that_is_just_being_made_is_read(spark, tmp_path, monkeypatch):
-    """Read a table between the two commits of its making by Spark's Delta."""
-    ledger = Ledger(tmp_path)
-    with monkeypatch.context() as stopped:
-        stopped.setattr(table_module, "_set_version", lambda spark, place: None)
-        ledger.create(spark)
-    assert ledger.epochs(spark).count() == ledger.rows(spark).count() == 0
-    assert VERSION_PROPERTY not in DeltaTable(tmp_path).metadata().configuration
-    ledger.append(spark, sends(context(), 2))
-    check_made(tmp_path, 2)
-
-
 def test_of_tables_that_are_made_at_once_one_is_made(tmp_path):
     """Make one table without a lock: its holder may be on a host whose locks are not seen here."""
     schema = pa.schema([("kind", pa.string()), ("epoch", pa.int64())])
