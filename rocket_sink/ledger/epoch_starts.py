@@ -138,7 +138,7 @@ class EpochStarts:
         self._folder = folder_part(ctx.query_id)
         self._generation = 0
         self._checked_s = 0.0
-        self._own = ""
+        self._own = self._folder
         self._at_ms = 0
         self._facts = IdFacts()
 
@@ -153,8 +153,7 @@ class EpochStarts:
         notes = self._notes(store)
         own = [note.generation for note in notes if note.run == self._run]
         self._generation = max(own or (note.generation + 1 for note in notes), default=1)
-        unique = f"{self._generation}-{uuid.uuid4().hex}"
-        name = f"{self._run}~{ctx.partition}~{ctx.stage_id}~{unique}"
+        name = f"{self._run}~{ctx.partition}~{ctx.stage_id}~{self._generation}-{uuid.uuid4().hex}"
         self._own, self._at_ms = f"{self._folder}/{ctx.epoch}/{name}", now_ms()
         self.note_brokers(brokers, facts)
         with self._saying(store):
@@ -207,7 +206,8 @@ class EpochStarts:
         self._checked_s = now_s
 
     def _notes(self, store: NoteStore) -> list[_Note]:
-        return [_Note(name) for name in store.names(self._folder)]
+        with self._saying(store):
+            return [_Note(name) for name in store.names(self._folder)]
 
     def _may_repeat(self, note: _Note) -> bool:
         """Return whether the attempt of another note may have sent rows of this attempt."""
@@ -364,7 +364,7 @@ def end_write(place: LedgerPath, app_id: str, run: str) -> bool:
         if (note := store.read(name)) is not None and note["run"] != run:
             return False
         store.remove(name)
-    except (OSError, LedgerError, ValueError, KeyError) as error:
+    except (OSError, LedgerError, ValueError, KeyError, TypeError) as error:
         _LOG.warning(
             "the write of the appId %s is complete, but its note _notes/%s/%s.json in %s cannot be "
             "removed: %s. Remove it before the next write, which would take itself for a "

@@ -4,6 +4,7 @@ queries that an `appId` names."""
 import functools
 import itertools
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ from rocket_sink.ledger.epoch_starts import (
     unrecorded_epoch,
 )
 from rocket_sink.ledger.notes import NoteStore, now_ms
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
@@ -44,6 +45,7 @@ def test_an_epoch_that_was_begun_before_is_known(place):
     had_begun = [begin_epoch(place, "q", epoch, ONCE) for epoch in (0, 1, 1, 0, 2)]
     assert had_begun == [False, False, True, True, False]
     assert not begin_epoch(place, "another", 0, ONCE)
+    assert [last_begun(place, query) for query in ("q", "another", "a third")] == [2, 0, -1]
 
 
 def test_a_note_that_cannot_be_read_is_not_taken_for_none(tmp_path, place):
@@ -68,15 +70,20 @@ def test_a_write_that_did_not_end_is_known(place, caplog):
     assert begin_write(place, "a", "5", ONCE) == ("1", True)
     with patch.object(NoteStore, "remove", side_effect=OSError("read-only")):
         assert end_write(place, "a", "5")
-    assert "Remove it before the next write" in caplog.text
-    assert end_write(place, "a", "5")
-    previous = [begin_write(place, app, write, ONCE) for app, write in ("a4", "b5")]
-    assert previous == [("4", False), ("3", True)]
+    assert f"appId a is complete, but its note _notes/writes/q-a.json in {place}" in caplog.text
+    assert end_write(place, "a", "5") and end_write(place, "a", "5")
+    assert begin_write(place, "a", "4", ONCE) == ("4", False)
 
 
-def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path, place):
-    begin_write(place, "a", "1", ONCE)
-    (tmp_path / "_notes" / "writes" / "q-a.json").write_text('{"at_ms": 1}')
+@pytest.mark.parametrize("text", ["{", '{"at_ms": 1}', "[]"])
+def test_a_note_that_names_nothing_is_of_something_that_did_not_end(tmp_path, place, text):
+    for kind, file in (("writes", "q-a"), ("queries", "q-a"), ("queries", "q-a=7Eways")):
+        NoteStore(place, kind).write(file, {})
+        (tmp_path / "_notes" / kind / f"{file}.json").write_text(text)
+    assert unrecorded_epoch(place, "a", "run", "way", "4") == "4"
+    with refusal(NoteStore(place, "queries").where("q-a"), r"queries/q-a\.json which query the"):
+        claim_app_id(place, "a", "q2")
+    assert end_write(place, "a", "1")
     assert begin_write(place, "a", "2", ONCE) == ("2", True)
 
 
@@ -94,8 +101,11 @@ def test_a_run_that_another_one_followed_goes_no_further(tmp_path):
         zombie = begun(tmp_path / first, first)
         zombie.check()
         follower = begun(tmp_path / first, second)
-        with pytest.raises(CheckpointError, match="taken the query q over"):
+        notes = [path.name.partition("-")[0] for path in tmp_path.glob(f"{first}/_notes/*/q-q/7/*")]
+        assert sorted(notes) == sorted([f"{first}~0~None~1", f"{second}~0~None~2"])
+        with pytest.raises(CheckpointError, match=rf"\(run {second}\) has taken") as taken:
             zombie.check()
+        assert (taken.value.query_id, taken.value.run_id) == ("q", second)
         with pytest.raises(CheckpointError):
             begun(tmp_path / first, first)
         # Sends of a `TableProducer` are epochs of one run, and may overlap.
@@ -103,7 +113,7 @@ def test_a_run_that_another_one_followed_goes_no_further(tmp_path):
         follower.check()
         # The run that began last has ended, and its write has removed all notes.
         shutil.rmtree(tmp_path / first / "_notes" / "starts")
-        with pytest.raises(CheckpointError, match="taken the query q over"):
+        with pytest.raises(CheckpointError, match=r"ended.* has taken the query q over"):
             zombie.check()
 
 
@@ -120,30 +130,46 @@ def test_it_looks_once_a_second(tmp_path):
 
 
 def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
-    def begin(partition, stage_id, task, epoch=7):
-        ctx = RunContext("q", "r", epoch, partition, stage_id, task_attempt_id=task, worker="w:1")
+    def begin(partition, stage_id, task, epoch=0, run="r"):
+        ctx = RunContext("q", run, epoch, partition, stage_id, task_attempt_id=task, worker="w:1")
         facts = IdFacts(first_ids=[str(task)], cluster=["n:1"])
-        return EpochStarts(place, ctx).begin({"t": frozenset(str(task))}, facts)
+        starts = EpochStarts(place, ctx)
+        return starts, starts.begin({"t": frozenset(str(task))}, facts)
 
+    store, folder = NoteStore(place, "starts"), Path(place.root, "_notes", "starts", "q-q")
     begun_ms = now_ms()
-    assert [begin(partition, 1, partition) for partition in (0, 1)] == [None, None]
+    assert [begin(partition, 1, partition)[1] for partition in (0, 1)] == [None, None]
     # Spark runs the stage again, and counts the partition's attempts from 0 again.
-    prior = begin(1, 1, 2)
+    again, prior = begin(1, 1, 2)
     assert prior.brokers == {"t": frozenset("1")} and begun_ms <= prior.since_ms <= now_ms()
     assert (prior.facts, prior.clusters) == ([IdFacts({}, {}, ["1"], "", "", ["n:1"])], [["n:1"]])
+    again.note_brokers({"t": frozenset("2xa"), "u": frozenset()})
     # Another job of the epoch may have other partitions, whose first ids say nothing.
-    prior = begin(2, 5, 3)
-    assert prior.brokers == {"t": frozenset("012")}
+    fourth, prior = begin(2, 5, 3)
+    assert prior.brokers == {"t": frozenset("012xa"), "u": frozenset()}
     assert [facts.first_ids for facts in prior.facts] == [()] * 3
+    # A task that has sent nothing withdraws its note, perhaps while others look.
+    fourth.withdraw()
+    assert len(store.names("q-q/0")) == 3
+    names = store.names
+    with patch.object(NoteStore, "names", lambda *_: [*names("q-q"), "q-q/0/r~1~1~1-gone"]):
+        assert len(begin(1, 1, 4)[1].clusters) == 2
+    # A restart may have cut the epoch into other partitions.
+    assert len(begin(9, 1, 5, run="s")[1].clusters) == 4
     # A later epoch's rows may have the same ids; its facts are of other rows. Three epochs stay.
-    begin(0, 6, 4, epoch=9)
-    assert len(begin(1, 7, 5).clusters) == 5
-    begin(0, 8, 6, epoch=10)
-    (note,) = (Path(place.root) / "_notes" / "starts" / "q-q").glob("9/*")
-    note.write_text("{}")
-    with refusal(note, "cannot be read .*: delete it if its epoch has sent nothing"):
-        begin(0, 1, 7, epoch=9)
-    assert {path.name for path in note.parents[1].iterdir()} == {"9", "10"}
+    begin(0, 6, 6, epoch=2, run="s")
+    assert len(begin(1, 7, 7, run="s")[1].clusters) == 6
+    begin(0, 8, 8, epoch=3, run="s")
+    (note,) = folder.glob("2/*")
+    for text in ("{", "{}", "[]", '{"at_ms": 1, "topics": []}'):
+        note.write_text(text)
+        with refusal(note, "cannot be read .*: delete it if its epoch has sent nothing"):
+            begin(0, 1, 9, epoch=2, run="s")
+    assert {path.name for path in folder.iterdir()} == {"2", "3"}
+    shutil.rmtree(folder)
+    folder.write_text("a file in the folder's place")
+    with pytest.raises(LedgerError, match=r"cannot note the begin of epoch 0 at .*needs a ledger"):
+        begin(0, 1, 10)
 
 
 def test_a_refused_frame_keeps_its_epoch_from_being_skipped(place):
@@ -152,14 +178,15 @@ def test_a_refused_frame_keeps_its_epoch_from_being_skipped(place):
     note = Path(place.root) / "_notes" / "epochs" / "q-q.json"
     note.write_text("{")
     note_refused_frame(place, "q", 5)
+    assert begin_epoch(place, "q", 5, ONCE)
     check_whole(place, "q", 4, ONCE, is_held=True)
+    check_whole(place, "another", 5, ONCE, is_held=True)
     with pytest.raises(CheckpointError, match="has one frame of the epoch 5 of the q") as refused:
         check_whole(place, "q", 5, ONCE, is_held=True)
     facts = refused.value
     assert (facts.query_id, facts.ledger_epoch, facts.checkpoint_epoch) == ("q", 5, 5)
     check_whole(place, "q", 5, ONCE, is_held=False)  # All of the epoch is sent again.
     check_whole(place, "q", 5, ONCE, is_held=True)
-    assert last_begun(place, "q") == 5
 
 
 def test_a_batch_id_names_one_frame(place):
@@ -185,6 +212,26 @@ def test_a_batch_id_names_one_frame(place):
         assert other.value.query_id == "a/b/one"
 
 
+@pytest.mark.parametrize(
+    ("first", "is_done", "is_refused"),
+    [(ONCE, False, True), (ONCE, True, False), ("transactional", True, True)],
+)
+def test_what_is_begun_goes_on_with_its_delivery(place, first, is_done, is_refused):
+    """Rows that are done are visible, but half messages may still be uncommitted."""
+    options = SinkOptions.parse(nameServer="n:1", ledger=place.root, batchId="b", delivery=first)
+    batch = begin_batch(options, "one", {})
+    batch.check({"a fact that was not known": "x"})
+    if is_done:
+        batch.end({"rows_in": 7})
+    begin_epoch(place, "q", 5, first)
+    for go_on in (
+        lambda: begin_batch(options.with_(delivery="at_least_once"), "two", {}),
+        lambda: check_whole(place, "q", 5, "at_least_once", is_held=is_done),
+    ):
+        with pytest.raises(CheckpointError, match="delivery") if is_refused else nullcontext():
+            go_on()
+
+
 def test_a_commit_that_was_begun_before_is_known(place):
     are_first = [begin_commit(place, "q", epoch) for epoch in (1, 1, 2)]
     assert are_first == [True, False, True]
@@ -208,6 +255,29 @@ def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path):
             begin_named_write(options.with_(delivery="transactional"), "four")
         end_named_write(resolve_path(tmp_path), options, second, "three", is_done=True)
     assert begin_named_write(options.with_(appId=""), "one") == ("one", False)
+    # A client of Spark Connect may not see the driver's folder, and takes nothing over.
+    begin_named_write(options, "five")
+    assert begin_named_write(options, "six", takes_over=False) == ("nightly/six", True)
+    (tmp_path / "_notes" / "writes" / "q-nightly.json").rename(tmp_path / "_notes" / "away")
+    (tmp_path / "_notes" / "writes" / "q-nightly.json").mkdir()
+    assert begin_named_write(options, "six", takes_over=False) == ("nightly/six", False)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_done", "kept"),
+    [
+        ({}, False, {"writes"}), ({"batchId": "b"}, False, {"starts", "writes"}),
+        ({"appId": "a"}, False, {"starts", "writes"}), ({"appId": "a"}, True, set()),
+        ({"appId": "a", "batchId": "b"}, True, {"writes"}),
+        ({"appId": "a", "delivery": "at_least_once"}, True, {"starts"}),
+    ],
+)  # fmt: skip
+def test_which_notes_of_a_write_go_at_its_end(place, names, is_done, kept):
+    options = SinkOptions.parse({"ledger": place.root, "delivery": ONCE, **names})
+    NoteStore(place, "starts").write("q-id/0/note", {})
+    begin_write(place, "a", "r", ONCE)
+    end_named_write(place, options, "id", "r", is_done=is_done)
+    assert {kind for kind in ("starts", "writes") if NoteStore(place, kind).names()} == kept
 
 
 def test_an_app_id_names_the_query_that_had_it_first(tmp_path, place):
@@ -227,8 +297,8 @@ def test_an_epoch_that_is_pending_at_the_first_start_stays_unrecorded(tmp_path):
     assert start("new", "run 2", "x", "4") == ""
     # The first start of a copy may be refused before it sends, so later starts know the epoch too.
     assert [start("copy", run, "x", epoch) for run, epoch in enumerate("779")] == ["7"] * 3
-    (tmp_path / "_notes" / "queries" / "q-new=7Eways.json").write_text("{")
-    assert start("new", "run 3", "x", "4") == "4"
+    away = LedgerPath("weird://x/y", "x/y", is_local=False)
+    assert unrecorded_epoch(away, "new", "run 3", "x", "4") == "4"
 
 
 def test_a_way_that_the_last_run_did_not_take_is_new(tmp_path):
@@ -239,13 +309,6 @@ def test_a_way_that_the_last_run_did_not_take_is_new(tmp_path):
     # A run with two sinks has two ways.
     starts = [(run, way, "6") for run in "678" for way in "xz"]
     assert [start(*each) for each in starts] == ["5", "6"] * 3
-
-
-def test_a_note_that_says_nothing_is_no_leave(tmp_path):
-    claim_app_id(resolve_path(tmp_path), "a", "q1")
-    (tmp_path / "_notes" / "queries" / "q-a.json").write_text("{")
-    with pytest.raises(LedgerError, match=r"queries/q-a\.json"):
-        claim_app_id(resolve_path(tmp_path), "a", "q2")
 
 
 NAMES = [
