@@ -1,20 +1,24 @@
 """The lock of object stores: a live holder keeps it, a killed holder keeps it for the lease."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from pyarrow import fs
 
-from rocket_sink import owner
+from rocket_sink import owner, private_file
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.lock import Lease, LedgerLock
 from rocket_sink.ledger.path import LedgerPath
+
+from .values import refusal
 
 LOCAL = fs.LocalFileSystem()
 LONG_S = 120.0
@@ -71,24 +75,12 @@ def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path
         end(holder)
     assert path.exists()
     for _ in range(2):  # The lock is renewed, too, when its object takes it again.
-        assert other.acquire(LONG_S) and other._thread is not None
-        other._thread.join(0.2)
-        assert other._thread.is_alive()
+        assert other.acquire(LONG_S)
+        (beats,) = (each for each in threading.enumerate() if each.name == "rocket-sink-lease")
+        beats.join(0.2)
+        assert beats.is_alive()
         other.release()
         assert not path.exists()
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path):
-    """Look again and again without waiting, as the background fold does."""
-    path = tmp_path / "lock"
-    holder = held(path)
-    end(holder)
-    until_s = time.monotonic() + LONG_S
-    while not (lock := Lease(LOCAL, str(path), lease_s=1.5)).acquire(0):
-        assert time.monotonic() < until_s
-        time.sleep(0.1)
-    lock.release()
 
 
 def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path):
@@ -96,9 +88,11 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path):
     holder = held(path)
     other = Lease(LOCAL, str(path), lease_s=1000)
     assert not other.acquire(0)
-    end(holder)
+    holder.communicate(timeout=LONG_S)  # It ends, although it has not given the lock up.
     assert other.acquire(0)
+    path.unlink()
     other.release()
+    assert other.holder() == "another process"
 
 
 def refuse(self):
@@ -148,13 +142,18 @@ def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path):
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=LONG_S)
     assert lock.acquire(0)
     lock.check(LONG_S / 2)
-    with pytest.raises(LedgerError, match="could not be renewed"):
+    with refusal(tmp_path / "lock", "could not be renewed for 120 s"):
         lock.check(LONG_S)
+    if not (child := os.fork()):  # A forked process has it no more than others.
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
     # The last heartbeat is over before the lock's file goes.
     lock._thread = heartbeat = mock.Mock()
     heartbeat.join.side_effect = (tmp_path / "lock").read_bytes
     lock.release()
     heartbeat.join.assert_called_once_with()
+    lock.release()
 
 
 def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(tmp_path, monkeypatch):
@@ -190,8 +189,27 @@ def test_of_many_at_once_one_holds_it(tmp_path):
     assert not (tmp_path / "_notes" / "locks" / "lock").exists()
 
 
-@pytest.mark.parametrize("text", ["", "host~12~34 abcdef", "nonsense", "a b c d"])
-def test_what_cannot_be_judged_is_taken_for_alive_at_first(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "own", "pauses"),
+    [
+        *((text, {}, 31) for text in ("", "host~12~34 abcdef", "nonsense", "a b c d")),
+        ("a b \u00b2 4", {}, 31), ("a b 4000 4", {}, 5), ("a b 9000000 4", {}, 3601),
+        ("a b c d", {"lease_s": 1.5}, 4),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_judged_is_taken_for_alive_for_a_lease(
+    tmp_path, monkeypatch, text, own, pauses
+):
+    monkeypatch.undo()
     (tmp_path / "lock").write_text(text)
-    assert not Lease(LOCAL, str(tmp_path / "lock")).acquire(0)
-    assert (tmp_path / "lock").read_text() == text
+    pauses_s = []
+    clock = SimpleNamespace(monotonic=lambda: 5.0 + sum(pauses_s), sleep=pauses_s.append)
+    for module in (lease_module, private_file):
+        monkeypatch.setattr(module, "time", clock)
+    lock, earlier = (Lease(LOCAL, str(tmp_path / "lock"), **own) for _ in range(2))
+    assert not earlier.acquire(0) and (tmp_path / "lock").read_text() == text
+    # The background fold looks again and again without waiting: its looks count, too.
+    pauses_s.append(0.5 if own else 1.0)
+    assert lock.acquire()
+    assert pauses_s == [pauses_s[0]] * pauses + [3.0]
+    lock.release()

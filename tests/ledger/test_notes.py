@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,13 +91,22 @@ def test_a_note_that_a_writer_meets_while_it_is_removed(tmp_path, monkeypatch):
 
 def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_path, monkeypatch):
     """On Azure a note is empty until it is written; HDFS has an error of its own for no file."""
-    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
+    pauses_s = []
+
+    def sleep(pause_s):
+        pauses_s.append(pause_s)
+        if len(pauses_s) == 63:
+            path.write_text('"at last"')
+
+    clock = SimpleNamespace(monotonic=lambda: len(pauses_s) * 0.05, sleep=sleep)
+    monkeypatch.setattr(notes_module, "time", clock)
     store = NoteStore(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False), "queues")
     path = Path(store.where("t"))
     path.parent.mkdir(parents=True)
     path.touch()
-    assert store.read("t") is None
-    assert store.agree("t", "text") == ("text", True)
+    assert store.read("t") is None and pauses_s == [0.05] * 61
+    assert store.read("t") == "at last"
+    assert store.agree("u", "text") == ("text", True) and pauses_s[63:] == [3.0]
 
     class Files:
         get_file_info = staticmethod(store._files.get_file_info)
@@ -107,4 +117,4 @@ def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_p
     store._files = Files()
     with pytest.raises(OSError, match="HDFS"):
         store.remove("t")
-    store.remove("u")
+    store.remove("none")

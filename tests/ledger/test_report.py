@@ -7,11 +7,9 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError, Outcome
-from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import (
+    GroupFacts,
     dead_letter_rows,
     in_flight_rows,
     in_order,
@@ -21,12 +19,13 @@ from rocket_sink.ledger.records import (
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.series import step_of
 from rocket_sink.ledger.report.values import ResentFigures
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.sql import class_of, latencies, latency_class, percentile, with_full_id
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import reader
 from rocket_sink.routing.fault import Isolation
 from tests.ledger.views import quick_ledger, report_of
 
+from . import values
 from .night import START, at, store
 from .values import accounts, attempt, confirmed, context, failure, letter, resolved, session
 
@@ -197,10 +196,29 @@ def test_the_beginning_of_an_id_will_do(mixed):
         scoped = mixed[0].report(SPARK, query=query_id)
         assert scoped.scope.query_id == "5b2f1111-aaaa"
         assert scoped.totals.rows_in == 14
-    cases = {"5b2f": "2 queries .* 5b2f1111-aaaa, 5b2f2222", "x'y": "no rows"}
+    cases = {"5b2f": "2 queries .* 5b2f1111-aaaa, 5b2f2222-bbbb; give", "x'y": "no rows"}
     for query_id, message in cases.items():
-        with pytest.raises(LedgerError, match=message):
+        with values.refusal(mixed[0].path, message):
             mixed[0].report(SPARK, query=query_id)
+    for count, end in ((5, "; give more"), (6, ", ...; give more")):
+        ids = pa.table({"query_id": [f"a{n}" for n in range(count)]})
+        with values.refusal("/l", f"{count} queries .* 'a': a0, a1, a2, a3, a4{end}"):
+            with_full_id(Scope("a"), lambda select, ids=ids: ids, "/l")
+
+
+def test_latencies_have_classes_of_one_percent(tmp_path):
+    group = GroupFacts(100, "ids", 1.0, 2.0, 3.0, 4.0, None)
+    rows = send_rows([attempt(), attempt(rtt_ms=0.0)], context(), groups=[group, None])
+    of_answers = latencies("topic = 't'", "topic")
+    answers = quick_ledger(store(tmp_path, [rows])).query(
+        f"SELECT ms, weight, {class_of('ms')} AS class FROM ({of_answers}) ORDER BY ms"
+    )
+    by_ms = [(0.0, 1.0), (1.25, 1.0), (2.0, 50.0), (3.0, 45.0), (4.0, 4.0)]
+    assert [*zip(*answers.drop(["class"]).to_pydict().values(), strict=True)] == by_ms
+    classes = [-691, 22, 69, 109, 138]
+    assert answers["class"].to_pylist() == classes
+    assert latency_class(answers["ms"].to_numpy()).tolist() == classes
+    assert [percentile([(0, 1), (100, 1)], share, 2.7) for share in (0.5, 0.51)] == [1.005, 2.7]
 
 
 def test_duckdb_prints_nothing_and_its_memory_is_bounded(ledger):
@@ -211,15 +229,6 @@ def test_duckdb_prints_nothing_and_its_memory_is_bounded(ledger):
     shows_progress, memory, folder = values.values()
     assert shows_progress is False and memory in ("953.6 MiB", "1.0 GB", "1GB")
     assert "rocket-sink-duckdb" in folder
-
-
-def test_only_a_ledger_of_this_version_is_read_without_spark(tmp_path):
-    assert open_quick(tmp_path) is None
-    assert open_quick("s3://bucket/ledger") is None
-    for version in ("0", "99", str(SCHEMA_VERSION)):
-        place = resolve_path(tmp_path / version)
-        create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: version})
-        assert (open_quick(place.root) is not None) == (version == str(SCHEMA_VERSION))
 
 
 def sends(*from_to_s):

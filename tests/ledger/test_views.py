@@ -1,5 +1,7 @@
 """The views: which rows count when tasks and queries die and run again."""
 
+from unittest.mock import MagicMock
+
 import pyarrow as pa
 import pytest
 
@@ -13,7 +15,7 @@ from rocket_sink.ledger.records import (
     replaced,
     send_rows,
 )
-from rocket_sink.ledger.views import SPARK_VIEWS, VIEWS, queried, rows_of, views_of
+from rocket_sink.ledger.views import SPARK_VIEWS, VIEWS, queried, reader, rows_of, views_of
 from rocket_sink.routing.fault import Isolation
 from tests.ledger.views import quick_ledger
 
@@ -232,3 +234,8 @@ def test_epochs_without_a_repetition_need_no_comparison(ledger, monkeypatch):
 def test_spark_does_not_look_for_repeated_epochs():
     """Spark reads the table again for each use of a view: for `epochs` 17 times instead of 29."""
     assert "repeated_epochs" not in views_of("SELECT * FROM epochs", SPARK_VIEWS)
+    rows, select = MagicMock(), "SELECT * FROM parked"
+    assert reader(rows)(select) is rows.sparkSession.sql.return_value.toArrow.return_value
+    names = ", ".join(f"{name} AS ({VIEWS[name]})" for name in ("resolutions", "parked"))
+    query = f"WITH ledger_rows AS (SELECT * FROM {{rows}}), {names} {select}"
+    rows.sparkSession.sql.assert_called_once_with(query, rows=rows)

@@ -210,11 +210,14 @@ def test_epochs_tell_of_killed_attempts_as_long_as_they_stay(rows):
 def test_an_open_transaction_stays_whole(rows):
     epochs = [context(query_id="half", epoch=epoch, lane="batch") for epoch in (0, 1)]
     halves = [replaced(sends(ctx), {"half": pa.array([True])}) for ctx in epochs]
-    end_rows = build_rows("transaction", 1, {"committed": 7}, epochs[0])
+    ends = {"committed": 7, "refused": 1, "found_stored": 2}
+    end_rows = build_rows("transaction", 1, ends, epochs[0])
     dead = letter(epochs[1])
     batches = [at(batch, days_ago(30)) for batch in (*halves, end_rows, dead)]
     batches.append(resolved_ago(dead, "resent", 29))
     store(rows.place.root, in_order(batches, 2 << 32))
+    ended = rows.query("SELECT committed, refused, found_stored FROM transactions WHERE NOT open")
+    assert ended == [ends]
     rows.expire(Retention({"transaction": DAY_MS}))
     assert rows.epochs("transaction") == [0]
     rows.expire(Retention(dict.fromkeys(KINDS, DAY_MS)))
