@@ -55,7 +55,7 @@ def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path, monkeypat
     assert ledger_token(place, spools=True) == token
     with monkeypatch.context() as slow:  # Calls of the data source cannot wait for pyarrow.
         slow.setattr(LedgerPath, "filesystem", None)
-        assert token_names(place) == [token.name]
+        assert token_names(place) == [token.name] and "storage" not in repr(token)
     for _ in range(2):
         pickle.loads(pickle.dumps(token)).check()
     assert [path.name for path in Path(place.root).iterdir() if path.name != "_spool"] == ["_notes"]
