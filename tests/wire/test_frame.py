@@ -126,19 +126,12 @@ _IDS = ",".join(f"{n:032X}" for n in range(200))
 @pytest.mark.parametrize(
     "fields",
     [
-        f'"MSG_REGION":"r","msgId":"{_IDS}","queueId":"1"',
-        f'"msgId":"{_IDS}"',
-        f'"msgId":"{_IDS}","msgId":"A"',
-        f'"msgId":"{_IDS} "',
-        f'"msgId":"{_IDS}\\u0041"',
-        f'"msgId":"{_IDS}\x01"',
-        f'"msgId":"{_IDS}é"',
-        f'"a":"\\"msgId\\":\\"{_IDS}"',
-        f'"a":{{"msgId":"{_IDS}"}}',
-        f'"a":"{_IDS}"',
-        f'"msgId":"{_IDS}',
+        f'"MSG_REGION":"r","msgId":"{_IDS}","queueId":"1"', f'"msgId":"{_IDS}"',
+        f'"msgId":"{_IDS}","msgId":"A"', f'"msgId":"{_IDS} "', f'"msgId":"{_IDS}\\u0041"',
+        f'"msgId":"{_IDS}\x01"', f'"msgId":"{_IDS}é"', f'"a":"\\"msgId\\":\\"{_IDS}"',
+        f'"a":{{"msgId":"{_IDS}"}}', f'"a":"{_IDS}"', f'"msgId":"{_IDS}',
     ],
-)
+)  # fmt: skip
 def test_the_ids_of_a_batch_are_read_as_in_any_header(fields, monkeypatch):
     header = (
         f'{{"code":0,"extFields":{{{fields}}},"flag":1,"language":"JAVA","opaque":7,'

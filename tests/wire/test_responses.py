@@ -141,12 +141,10 @@ def test_a_check_without_an_id_in_the_message_uses_the_headers():
     [
         check(StoredMessage("t", b"half", properties={"UNIQ_KEY": "U"}), CHECK_EXT),
         check(StoredMessage("t", b"half", properties={"PGROUP": "g"}), CHECK_EXT),
-        check(HALF, {"commitLogOffset": "1"}),
-        Frame(39, CHECK_EXT, None),
+        check(HALF, {"commitLogOffset": "1"}), Frame(39, CHECK_EXT, None),
         Frame(39, CHECK_EXT, encode_stored(HALF) * 2),
     ],
-    ids=["no group", "no id", "no offset", "no message", "two messages"],
-)
+)  # fmt: skip
 def test_checks_that_cannot_be_answered(frame):
     with pytest.raises(RemoteProtocolError):
         decode_transaction_check(frame)

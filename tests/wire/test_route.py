@@ -41,14 +41,11 @@ def test_c16_c18_c74_a_route_survives_both_forms(legacy):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"{0:1, 1 : 2,\n-3:4}", b'{"0":1,"1" : 2,"-3":4}'),
-        (b'{"a":[1,2:3]}', b'{"a":[1,"2":3]}'),
-        (b'{"a":"{0:1,2:3}"}', b'{"a":"{0:1,2:3}"}'),
-        (b'{"a\\"{0:":1}', b'{"a\\"{0:":1}'),
-        (b'{"unclosed{0:', b'{"unclosed{0:'),
-        (b'"\\', b'"\\'),
+        (b"{0:1, 1 : 2,\n-3:4}", b'{"0":1,"1" : 2,"-3":4}'), (b'{"a":[1,2:3]}', b'{"a":[1,"2":3]}'),
+        (b'{"a":"{0:1,2:3}"}', b'{"a":"{0:1,2:3}"}'), (b'{"a\\"{0:":1}', b'{"a\\"{0:":1}'),
+        (b'{"unclosed{0:', b'{"unclosed{0:'), (b'"\\', b'"\\'),
     ],
-)
+)  # fmt: skip
 def test_only_keys_outside_of_text_are_quoted(text, expected):
     assert quote_numeric_keys(text) == expected
 
