@@ -79,8 +79,7 @@ def test_a_store_is_opened_by_pyarrow_or_says_what_it_needs(
     uri, scheme, root, setting, monkeypatch
 ):
     """Tasks must find the folder by the guess if they reach a store that the driver does not."""
-    errors = OSError, ValueError, NotImplementedError
-    opening = MagicMock(side_effect=[*errors, ("files", f"{root}/")])
+    opening = MagicMock(side_effect=[OSError, ValueError, NotImplementedError, ("", f"{root}/")])
     monkeypatch.setattr(storage, "active_session", lambda: None)
     monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=opening))
     for _ in range(2):
