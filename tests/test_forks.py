@@ -227,8 +227,7 @@ OPTIONS = SinkOptions.parse(nameServer="n:1", instanceName="one")
         (lambda: identity.Identity(OPTIONS).claim(), identity._claiming),
         (lambda: MappedFile.shared(Path("new"), 4096).close(), MappedFile._guard),
     ],
-    ids=["the listener's", "transactions'", "client ids'", "shared files'"],
-)
+)  # fmt: skip
 def test_a_lock_of_the_process(action, lock, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(action, lock)

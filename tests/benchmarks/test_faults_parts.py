@@ -17,14 +17,12 @@ def test_the_full_schedule_is_ten_seconds_of_thirty_two():
 @pytest.mark.parametrize(
     ("waits", "kind", "calls"),
     [
-        ([False, False], FREEZE, ["freeze", "thaw"]),
-        ([False, False], PAUSE, ["freeze", "thaw"]),
+        ([False, False], FREEZE, ["freeze", "thaw"]), ([False, False], PAUSE, ["freeze", "thaw"]),
         ([False, False], KILL, ["kill", "restart"]),
         *(([True], kind, []) for kind in (FREEZE, PAUSE, KILL)),
-        ([False, True], FREEZE, ["freeze", "thaw"]),
-        ([False, True], KILL, ["kill"]),
+        ([False, True], FREEZE, ["freeze", "thaw"]), ([False, True], KILL, ["kill"]),
     ],
-)
+)  # fmt: skip
 def test_a_fault_that_is_stopped_leaves_no_frozen_broker(waits, kind, calls):
     """Each wait tells whether the run was stopped in it."""
     broker = Mock()

@@ -84,12 +84,10 @@ TAKEN = [PortTakenError("taken")]
     [
         ((), [], ALL, 1),
         (("name-server", "broker-a"), [], ["spawn broker-b", "saved", "wait_ready broker-b"], 1),
-        ((), 2 * TAKEN, 2 * (ALL + KILLS) + ALL, 3),
-        ((), 9 * TAKEN, 3 * (ALL + KILLS), 3),
+        ((), 2 * TAKEN, 2 * (ALL + KILLS) + ALL, 3), ((), 9 * TAKEN, 3 * (ALL + KILLS), 3),
         ((), [ClusterError("no memory")], ALL + KILLS, 1),
     ],
-    ids=["all", "one is dead", "ports are taken", "ports are taken for ever", "another error"],
-)
+)  # fmt: skip
 def test_a_start(alive, errors, events, tries, runtime, monkeypatch):
     """Begin with the ports of the last start; after an error take others, and leave no process."""
     done, texts = [], []

@@ -55,10 +55,9 @@ def test_what_a_file_may_look_like(text, options, tmp_path):
         ("nameServr = a", "nameServr", ["bad.conf: ", "nameServr", "did you mean"]),
         ("[message]\nnosuch = a", "nosuch", ["bad.conf [message]: ", "nosuch"]),
         ("topic = a\n[message]\nTOPIC = b", "TOPIC", ["topic", "twice"]),
-        ("just words", None, ["name = value"]),
-        ("\udcff = a", None, ["name = value"]),
+        ("just words", None, ["name = value"]), ("\udcff = a", None, ["name = value"]),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_file_is_explained(text, name, words, tmp_path):
     path = tmp_path / "bad.conf"
     path.write_text(text, errors="surrogateescape")

@@ -339,8 +339,7 @@ def test_a_run_ends_with_its_sums_and_with_what_to_do(report, first):
         (Report("query"), {"rows_in": 9, "acked": 8, "dead": 1}),
         (Report(seconds=30.0), {"rows_in": 5, "acked": 5, "dead": 0}),
     ],
-    ids=["with an appId", "another run", "a batch", "a batch of the data source"],
-)
+)  # fmt: skip
 def test_the_counts_of_a_run(tmp_path, report, counts):
     """A stream is known by its run: with `appId` the ledger's query id is the appId."""
     ctx, batch = context(), context(query_id="batch", run_id="b", lane="batch")

@@ -201,11 +201,10 @@ def test_reasons_are_reasons():
         ("bash", "if true; then rocket-sink check", "syntax error"),
         ("python", "RocketSink(nameServr='a:1')", "nameServr"),
         ("python", "print(", "never closed"),
-        ("ini", "nameServer = a:1\nodering = strict", "odering"),
-        ("yaml", "a: [1", "expected"),
+        ("ini", "nameServer = a:1\nodering = strict", "odering"), ("yaml", "a: [1", "expected"),
         ("json", "{", "Expecting"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_block_is_found(language, text, words):
     with pytest.raises(BadBlock) as caught:
         check_parsed(Block("page.md", 1, language, text))

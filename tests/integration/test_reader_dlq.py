@@ -136,16 +136,13 @@ TAGS = ("Aa", "BB", "other")
 @pytest.mark.parametrize(
     ("condition", "scanned", "rows"),
     [
-        ("tags = 'other'", 20, 20),
-        ("tags IN ('other', 'Aa')", 60, 40),
-        ("tags = 'Aa' AND queue_id >= 0", 40, 20),
-        ("tags = 'Aa' OR queue_id < 0", 60, 20),
-        ("tags LIKE 'oth%'", 60, 20),
-        ("tags = 'none'", 0, 0),
+        ("tags = 'other'", 20, 20), ("tags IN ('other', 'Aa')", 60, 40),
+        ("tags = 'Aa' AND queue_id >= 0", 40, 20), ("tags = 'Aa' OR queue_id < 0", 60, 20),
+        ("tags LIKE 'oth%'", 60, 20), ("tags = 'none'", 0, 0),
         ("store_timestamp > current_timestamp() + INTERVAL 1 HOUR", 0, 0),
         ("store_timestamp > current_timestamp() - INTERVAL 1 HOUR", 60, 60),
     ],
-)
+)  # fmt: skip
 def test_filters_of_a_query_narrow_what_is_pulled(cluster, spark, condition, scanned, rows):
     if not hasattr(datasource, "EqualTo"):
         pytest.skip("this Spark passes no filters to a reader in Python")

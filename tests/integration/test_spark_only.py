@@ -110,14 +110,13 @@ def test_a_killed_fold_of_the_drivers_folder_is_completed(
     [
         *((lane, "", {"ledgerVia": "spool"}) for lane in ("foreach", "source_batch")),
         *((lane, "", {"ordering": "strict"}) for lane in ("foreach", "source_stream")),
-        ("backfill", "", {}),
-        ("foreach_batch", "ordering=strict", {"ordering": "strict"}),
+        ("backfill", "", {}), ("foreach_batch", "ordering=strict", {"ordering": "strict"}),
         ("write", "ordering=strict", {"ordering": "strict"}),
         ("write", "onPendingKey=hold", {"ordering": "best_effort", "onPendingKey": "hold"}),
         ("foreach_batch", "delivery=effectively_once", {"delivery": "effectively_once"}),
         ("foreach_batch", "appId", {"appId": "a"}),
     ],
-)
+)  # fmt: skip
 def test_the_others_say_why(spark, cluster, store, tmp_path, lane, what, more):
     with pytest.raises(Exception, match="pyarrow, by which tasks write them, has no file") as said:
         play(spark, cluster, store, tmp_path, lane, **more)

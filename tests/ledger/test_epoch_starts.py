@@ -165,6 +165,11 @@ def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(place):
         note.write_text(text)
         with refusal(note, "cannot be read .*: delete it if its epoch has sent nothing"):
             begin(0, 1, 9, epoch=2, run="s")
+    with (
+        patch.object(NoteStore, "read", side_effect=OSError("the disk")),
+        pytest.raises(LedgerError, match=r"cannot note the begin of epoch 2 .*the disk"),
+    ):
+        begin(0, 1, 9, epoch=2, run="s")
     assert {path.name for path in folder.iterdir()} == {"2", "3"}
     shutil.rmtree(folder)
     folder.write_text("a file in the folder's place")

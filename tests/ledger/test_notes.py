@@ -3,14 +3,16 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from deltalake import DeltaTable
 
 from rocket_sink.ledger import notes as notes_module
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.plain_files import plain_files
 
 WRITERS = 8
@@ -118,3 +120,28 @@ def test_on_a_store_an_empty_note_is_none_and_a_missing_one_can_be_removed(tmp_p
     with pytest.raises(OSError, match="HDFS"):
         store.remove("t")
     store.remove("none")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_one_of_two_writes_of_an_agreed_note_may_fail(tmp_path, monkeypatch, is_there):
+    """Azure and HDFS refuse the second write of a note at one moment."""
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
+    plain = NoteStore._put
+
+    def put(store, path, data, **more):
+        if "claims" in path or is_there:
+            plain(store, path, data, **more)
+        if "claims" not in path:
+            raise OSError("another writer is at work")
+
+    monkeypatch.setattr(NoteStore, "_put", put)
+    with nullcontext() if is_there else pytest.raises(OSError, match="another writer"):
+        assert NoteStore(place, "queues").agree("t", "text") == ("text", True)
+
+
+def test_the_first_commit_of_a_claim_keeps_its_text(tmp_path):
+    place = resolve_path(tmp_path)
+    assert notes_module.create_first_commit(place, "claim", "early") is None
+    assert notes_module.create_first_commit(place, "claim", "late") is not None
+    assert DeltaTable(tmp_path / "claim").metadata().description == "early"

@@ -256,10 +256,9 @@ def test_ids_depend_on_settings_and_not_on_a_clusters_address(monkeypatch, maste
     [
         ({context.QUERY_ID: "q", context.JOB_GROUP: "r"}, "r"),
         ({context.QUERY_ID: "q", context.RUN_ID: "r", context.JOB_GROUP: "user's"}, "r"),
-        ({context.QUERY_ID: "q"}, ""),
-        ({context.JOB_GROUP: "a batch's, named by its user"}, ""),
+        ({context.QUERY_ID: "q"}, ""), ({context.JOB_GROUP: "a batch's, named by its user"}, ""),
     ],
-)
+)  # fmt: skip
 def test_the_run_is_told_from_the_query(properties, run):
     assert context.streaming_run(properties.get) == run
 

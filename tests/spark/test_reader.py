@@ -113,10 +113,8 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"),
-        ({"zzz": "x"}, "zzz"),
-        ({"topicc": "x"}, "topic'"),
-        ({"startingOffsets": "soon"}, "earliest"),
+        ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"), ({"zzz": "x"}, "zzz"),
+        ({"topicc": "x"}, "topic'"), ({"startingOffsets": "soon"}, "earliest"),
         ({"startingOffsets": '{"broker-a:0": -3}'}, "0 and more"),
         ({"startingOffsets": "[1]"}, "JSON"),
         ({"startingOffsets": "earliest", "startTimestamp": 1}, "not both"),
@@ -127,7 +125,7 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster, monkeypatch):
         ({"endingOffsets": "latest", "endTimestamp": 1}, "give endTimestamp or endingOffsets"),
         ({"topic": "nosuch"}, "nosuch"),
     ],
-)
+)  # fmt: skip
 def test_bad_options_say_what_to_do(cluster, options, words):
     with pytest.raises((OptionError, NoRouteError), match=words) as caught:
         plan(cluster, **options)

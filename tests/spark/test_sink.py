@@ -24,15 +24,14 @@ BODY = StructType([StructField("body", StringType())])
 @pytest.mark.parametrize(
     ("first", "options", "words"),
     [
-        ((), {"topic": "t"}, "nameServer"),
-        (("a:1",), {}, "a str is no SinkOptions"),
+        ((), {"topic": "t"}, "nameServer"), (("a:1",), {}, "a str is no SinkOptions"),
         ((SinkOptions.parse(nameServer="a:1"),), {"topic": "t"}, "not both"),
         ((), {"nameServer": "a:1,b:2", "topic": "t"}, r"nameServer.*did you mean 'a:1;b:2'"),
         ((), {"nameServer": "a:1", "batchId": "b"}, "batchId: the ledger remembers"),
         ((), {"nameServer": "a:1", "ledger": "/l", "batchId": "a~b"}, "batchId: 'a~b' has char"),
         ((), {"nameServer": "a:1", "topic": "two words"}, r"option topic.*illegal characters"),
     ],
-)
+)  # fmt: skip
 def test_options_are_checked_at_once(first, options, words):
     with pytest.raises(OptionError, match=words):
         RocketSink(*first, **options)

@@ -52,12 +52,11 @@ def bodies(stream, start, end):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, (3, 0, 0, 1)),
-        ({"startingOffsets": "earliest"}, (0, 0, 0, 0)),
+        ({}, (3, 0, 0, 1)), ({"startingOffsets": "earliest"}, (0, 0, 0, 0)),
         ({"startingOffsets": '{"broker-a:0": 2}'}, (2, 0, 0, 0)),
         ({"startTimestamp": "1010"}, (1, 0, 0, 1)),
     ],
-)
+)  # fmt: skip
 def test_a_new_query_begins_where_the_options_say(cluster, options, expected):
     fill(cluster, 3)
     fill(cluster, 1, broker=1, queue=1)

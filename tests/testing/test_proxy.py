@@ -46,21 +46,13 @@ def server(request, cluster, proxy):
 @pytest.mark.parametrize(
     ("behaviour", "code", "stored"),
     [
-        (Answer(2, "busy"), 2, 0),
-        (Answer(1, "after the append", stores=True), 1, 1),
-        (Answer(10), 10, 1),
-        (Delay(20), 0, 1),
-        (Drip(1), 0, 1),
-        (Twice(), 0, 1),
-        (IncompleteAnswer(), 0, 1),
-        (Drop(stores=False), None, 0),
-        (Drop(), None, 1),
-        (CutAnswer(9), None, 1),
-        (CloseConnection(), None, 1),
+        (Answer(2, "busy"), 2, 0), (Answer(1, "after the append", stores=True), 1, 1),
+        (Answer(10), 10, 1), (Delay(20), 0, 1), (Drip(1), 0, 1), (Twice(), 0, 1),
+        (IncompleteAnswer(), 0, 1), (Drop(stores=False), None, 0), (Drop(), None, 1),
+        (CutAnswer(9), None, 1), (CloseConnection(), None, 1),
         (CloseConnection(stores=False), None, 0),
     ],
-    ids=repr,
-)
+)  # fmt: skip
 def test_behaviours(cluster, server, behaviour, code, stored):
     client = Client(server.address)
     # The connection was opened before any bytes were sent.

@@ -54,17 +54,13 @@ def test_letters_come_in_the_order_in_which_they_were_given_up(cluster, admin):
 @pytest.mark.parametrize(
     ("query", "numbers"),
     [
-        ({"topic": "orders"}, [0, 1, 2, 3]),
-        ({"topic": "elsewhere"}, [4]),
-        ({"since_ms": 1002}, [2, 3, 4]),
-        ({"until_ms": 1002}, [0, 1]),
-        ({"since_ms": 1001, "until_ms": 1003, "key": "all"}, [1, 2]),
-        ({"key": "k3"}, [3]),
-        ({"message_id": "ID2"}, [2]),
-        ({"message_id": "OFFSET2"}, [2]),
+        ({"topic": "orders"}, [0, 1, 2, 3]), ({"topic": "elsewhere"}, [4]),
+        ({"since_ms": 1002}, [2, 3, 4]), ({"until_ms": 1002}, [0, 1]),
+        ({"since_ms": 1001, "until_ms": 1003, "key": "all"}, [1, 2]), ({"key": "k3"}, [3]),
+        ({"message_id": "ID2"}, [2]), ({"message_id": "OFFSET2"}, [2]),
         ({"key": "k", "topic": "orders"}, []),
     ],
-)
+)  # fmt: skip
 def test_queries(cluster, admin, query, numbers):
     for number in range(4):
         give_up(cluster, number, broker=number % 2)

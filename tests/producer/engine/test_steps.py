@@ -261,11 +261,10 @@ AUTHENTICATION = errors.AuthenticationError("who?", response_code=16)
     ("error", "more", "attributes", "fatal"),
     [
         (errors.MessageIllegalError("no", response_code=13), {}, {}, False),
-        (AUTHENTICATION, {}, {}, True),
-        (errors.UnwrittenError("full"), {"attempts": 1}, {}, False),
+        (AUTHENTICATION, {}, {}, True), (errors.UnwrittenError("full"), {"attempts": 1}, {}, False),
         (errors.NoRouteError("no"), {}, {"is_unresolvable": True}, False),
     ],
-)
+)  # fmt: skip
 def test_a_request_that_ends_has_the_facts_of_its_end(error, more, attributes, fatal):
     world = World()
     for name, value in attributes.items():
@@ -314,10 +313,9 @@ def test_the_first_unknown_outcome_is_that_of_the_request():
     [
         (errors.RequestTimeoutError("late"), {}, True, 4.0),
         (errors.RequestTimeoutError("late"), {"attempts": 1}, True, 3.0),
-        (BUSY_ERROR, {}, False, 3.0),
-        (errors.ConnectError("refused"), {}, False, 3.0),
+        (BUSY_ERROR, {}, False, 3.0), (errors.ConnectError("refused"), {}, False, 3.0),
     ],
-)
+)  # fmt: skip
 def test_the_wait_for_an_answer_of_a_request_with_ids_adds_time(
     error, more, is_checked, deadline_s
 ):
