@@ -145,3 +145,7 @@ def test_the_first_commit_of_a_claim_keeps_its_text(tmp_path):
     assert notes_module.create_first_commit(place, "claim", "early") is None
     assert notes_module.create_first_commit(place, "claim", "late") is not None
     assert DeltaTable(tmp_path / "claim").metadata().description == "early"
+
+
+def test_times_are_in_ms():
+    assert notes_module.now_ms() == pytest.approx(time.time() * 1000, abs=60_000)
