@@ -108,8 +108,8 @@ class Runs:
         for run_id in run_ids:
             if (run := self._runs.get(run_id)) is None:
                 continue
-            own = [ledger for ledger in ledgers if run.ledger in ("", ledger.place.uri)]
-            if any(ledger.waits for ledger in own) and not is_last:
+            waits = any(each.waits for each in ledgers if run.ledger in ("", each.place.uri))
+            if waits and not is_last:
                 continue
             counts = Counter[str]()
             for ledger in ledgers:

@@ -97,8 +97,7 @@ def build_session(
         settings["spark.driver.defaultJavaOptions"] = (
             f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
         )
-    builder = builder.config(map={**settings, **dict(conf or {})})
-    builder = _with_delta(builder, packages)
+    builder = _with_delta(builder.config(map={**settings, **dict(conf or {})}), packages)
     if _java_is_needed():
         _add_jars(builder)
     session = builder.getOrCreate()

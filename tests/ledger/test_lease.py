@@ -88,7 +88,7 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path):
     holder = held(path)
     other = Lease(LOCAL, str(path), lease_s=1000)
     assert not other.acquire(0)
-    holder.communicate(timeout=LONG_S)  # It ends, although it has not given the lock up.
+    holder.communicate(timeout=LONG_S)  # The holder ends without a release of the lock.
     assert other.acquire(0)
     path.unlink()
     other.release()

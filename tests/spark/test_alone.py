@@ -187,7 +187,7 @@ def test_the_end_of_a_run(caplog, tmp_path, runs, rows, is_read, error, begun, i
     assert (len(lines), lines[0].startswith(line or "") if lines else None) == (
         (0, None) if line is None else (1, True)
     )
-    # Nobody knows the ledger of r2, so any ledger may have rows of it.
+    # Spark hides the ledger of r2, so rows of r2 may wait in any ledger.
     assert [*runs] == ["r1", "r2"][is_folded:]
     runs.say_ends(["r2"], [ledger, other], is_last=True)
     ends = [("r1", rows)] * is_folded + [("r2", 0)]

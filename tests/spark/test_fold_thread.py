@@ -193,8 +193,8 @@ def test_rows_do_not_expire_only_after_a_fold(tmp_path, thread, monkeypatch):
 
 
 def test_a_fold_that_failed_is_repeated(tmp_path, thread, caplog, monkeypatch):
-    """Another process folds at the moment at which the last query ends: no row is missing, and the
-    end is told when all rows are counted."""
+    """Another process folds while the last query ends. The end is told only after a fold of this
+    thread, which has counted all rows, so no row is reported as missing."""
     caplog.set_level("INFO", "rocket_sink")
     fold, tries = folded.fold, []
 

@@ -139,7 +139,7 @@ def test_a_spark_without_pip_is_taken_with_its_own_jars(environ, monkeypatch):
 def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, master, lacks):
     for name, value in {"PYSPARK_SUBMIT_ARGS": "", **names}.items():
         monkeypatch.setenv(name, value)
-    jvm, spark, seen = MagicMock(), MagicMock(), list[Any]()
+    jvm, spark, builders = MagicMock(), MagicMock(), list[Any]()
     if names.get("PYSPARK_GATEWAY_PORT") != "1":
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         loader.loadClass.side_effect = Py4JJavaError("", MagicMock())
@@ -147,7 +147,7 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
     for owner, name, stand_in in (
         (SparkContext, "_jvm", jvm), (SparkContext, "_ensure_initialized", Mock()),
         (SparkSession, "getActiveSession", lambda: None), (session, "_add_jars", Mock()),
-        (SparkSession.Builder, "getOrCreate", lambda self: seen.append(vars(self)) or spark),
+        (SparkSession.Builder, "getOrCreate", lambda self: builders.append(vars(self)) or spark),
         (session, "prepare_environment", Mock()), (session, "_check_pair", Mock()),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
@@ -155,13 +155,13 @@ def test_the_settings_of_a_session(environ, monkeypatch, names, arguments, maste
     packages = ("org.example:some:1",)
     if lacks == "connect":
         assert session.build_session(conf=conf) is spark
-        assert seen[0]["_options"] == {"spark.app.name": "rocket-sink", **(conf or {})}
+        assert builders[0]["_options"] == {"spark.app.name": "rocket-sink", **(conf or {})}
         for more in ({"master": "m"}, {"packages": packages}):
             with pytest.raises(ConfigurationError, match="SPARK_REMOTE names a server, which has"):
                 session.build_session(**more)
         return
     assert session.build_session(conf=conf, packages=packages, **arguments) is spark
-    options = seen[0]["_options"]
+    options = builders[0]["_options"]
     assert (options.get("spark.master"), options["spark.ui.enabled"]) == (
         master, "true" if names else "false",
     )  # fmt: skip

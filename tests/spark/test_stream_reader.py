@@ -81,7 +81,7 @@ def test_offsets_of_another_cluster_are_not_read(cluster):
     """The other cluster has more messages, so each queue ends after the checkpoint's offset."""
     fill(cluster, 2)
     end = reader(cluster).latestOffset(ZERO, ALL)
-    # Each address of the cluster names it.
+    # The offset names the cluster by all addresses, so that a moved cluster is known again.
     addresses = {cluster.name_server, *(broker.address for broker in cluster.brokers)}
     assert addresses <= {*end[module._CLUSTER]}
     with FakeCluster(brokers=2) as other:

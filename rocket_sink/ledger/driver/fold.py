@@ -239,7 +239,8 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
     for spool in place.spools:
         if spool.is_local:
             check_folder(Path(spool.spool))
-    _warn_of_other_hosts(place)
+    if not place.is_local:
+        _warn_of_other_hosts(place)
     there = fs.FileType.Directory
     return [s for s in place.spools if s.filesystem().get_file_info(s.spool).type == there]
 

@@ -216,8 +216,8 @@ def test_an_open_transaction_stays_whole(rows):
     batches = [at(batch, days_ago(30)) for batch in (*halves, end_rows, dead)]
     batches.append(resolved_ago(dead, "resent", 29))
     store(rows.place.root, in_order(batches, 2 << 32))
-    ended = rows.query("SELECT committed, refused, found_stored FROM transactions WHERE NOT open")
-    assert ended == [ends]
+    select = "SELECT committed, refused, found_stored FROM transactions WHERE NOT open"
+    assert rows.query(select) == [ends]
     rows.expire(Retention({"transaction": DAY_MS}))
     assert rows.epochs("transaction") == [0]
     rows.expire(Retention(dict.fromkeys(KINDS, DAY_MS)))

@@ -226,7 +226,7 @@ def test_letters_of_an_unordered_query_go_where_they_can(world, tmp_path):
 
 
 def test_letters_that_an_option_sends_to_another_topic_wait_for_no_queue(world):
-    """That topic has a list of the letters' query, but no order of these letters."""
+    """The query has noted a list of queues for that topic, but these letters had no order there."""
     world.query()
     world.remove("broker-b")
     total, _ = world.backfill(letters(KEYS, topic=["other"] * len(KEYS)), TOPIC)
