@@ -238,6 +238,7 @@ def test_the_end_of_a_query_is_waited_for():
     threading.Timer(0.2, end).start()
     thread.await_ended(DEADLINE_S)
     assert handled.is_set()
+    thread.finish()  # Else its first look for an expiry may come in another test.
 
 
 def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread):
